@@ -15,7 +15,7 @@ from muster.v1 import goodput_pb2 as pb
 from muster.wording import counted
 
 HOUR_S = 3600.0
-USEFUL, QUEUE = "useful", "queue"
+USEFUL, STEPS_UNKNOWN, QUEUE = "useful", "steps_unknown", "queue"
 _NO_KEY = {"cause": "(no fault)", "node": "(no node)", "leaf": "(no leaf)", "account": "(no account)"}
 _CHARGED = ("cause", "node", "leaf")
 """Groupings by what losses are charged with: nobody's useful time is in their rows."""
@@ -25,11 +25,13 @@ _PARTS_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One row in GPU hours. `lost`: by category, the largest first. `money`: of what was lost; 0: there is no price."""
+    """One row in GPU hours. `lost`: by category, the largest first. `money`: of what was lost; 0: there is no price.
+    `steps_unknown`: the part of `useful` in which ranks ran of whose scripts no step is known."""
 
     key: str
     allocated: float
     useful: float
+    steps_unknown: float
     queue: float
     lost: dict[str, float]
     faults: int
@@ -57,6 +59,7 @@ def total(found: Sequence[Group]) -> Group:
         "total",
         sum(one.allocated for one in found),
         sum(one.useful for one in found),
+        sum(one.steps_unknown for one in found),
         sum(one.queue for one in found),
         _largest_first(lost),
         sum(one.faults for one in found),
@@ -67,12 +70,12 @@ def total(found: Sequence[Group]) -> Group:
 
 def _group(row: pb.GoodputRow, price: float) -> Group:
     hours = {part.category: part.gpu_s / HOUR_S for part in row.parts}
-    useful, queue = hours.pop(USEFUL, 0.0), hours.pop(QUEUE, 0.0)
+    unknown, queue = hours.pop(STEPS_UNKNOWN, 0.0), hours.pop(QUEUE, 0.0)
+    useful = hours.pop(USEFUL, 0.0) + unknown
     lost = _largest_first(hours)
     lost_hours = sum(lost.values())
-    return Group(
-        row.key, useful + lost_hours, useful, queue, lost, row.faults, row.saved_gpu_s / HOUR_S, lost_hours * price
-    )
+    saved, money = row.saved_gpu_s / HOUR_S, lost_hours * price
+    return Group(row.key, useful + lost_hours, useful, unknown, queue, lost, row.faults, saved, money)
 
 
 def _largest_first(lost: dict[str, float]) -> dict[str, float]:
@@ -106,8 +109,8 @@ def _share(one: Group) -> str:
 
 
 def _has_no_steps(one: Group) -> bool:
-    """No step is known: the scripts alone know what was trained while ranks ran. `first_step` has that time."""
-    return not one.useful and "first_step" in one.lost
+    """No step is known: the scripts alone know what was trained while ranks ran."""
+    return 0 < one.useful == one.steps_unknown
 
 
 def _hours(hours: float) -> str:
@@ -120,14 +123,14 @@ def _summary(whole: Group, price: float) -> str:
     if not whole.allocated:
         return "no GPU was allocated in this time"
     if _has_no_steps(whole):
-        ran = _hours(whole.lost["first_step"])
         return (
-            f"no step is known of {_hours(whole.allocated)} GPU hours; ranks ran for {ran} of them. What they trained "
-            "in these, their scripts alone know"
+            f"no step is known of {_hours(whole.allocated)} GPU hours; ranks ran for {_hours(whole.useful)} of them. "
+            "What they trained in these, their scripts alone know"
         )
     lost = whole.allocated - whole.useful
     words = f"{whole.goodput:.1%} of {_hours(whole.allocated)} GPU hours trained; {_hours(lost)} were lost"
     words += f" ({whole.money:,.0f} at {price:g} an hour)" if price else ""
+    words += f"; of {_hours(whole.steps_unknown)} no step is known" if whole.steps_unknown else ""
     words += f", to {counted(whole.faults, 'fault')} and to what every job needs"
     if spare := whole.lost.get("spare", 0.0):
         words += f". Spares idled for {_hours(spare)}"
@@ -141,7 +144,9 @@ def as_csv(found: Sequence[Group], by: str) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow((by, "category", "gpu_hours"))
     for one in found:
-        for category, hours in ((USEFUL, one.useful), (QUEUE, one.queue), *one.lost.items()):
+        unknown = ((STEPS_UNKNOWN, one.steps_unknown),) if one.steps_unknown else ()
+        known = one.useful - one.steps_unknown
+        for category, hours in ((USEFUL, known), *unknown, (QUEUE, one.queue), *one.lost.items()):
             writer.writerow((one.key, category, f"{hours:.6f}"))
     return text.getvalue()
 
@@ -163,6 +168,7 @@ def _fields(one: Group) -> dict[str, Any]:
     return {
         "allocated_gpu_hours": one.allocated,
         "useful_gpu_hours": one.useful,
+        "steps_unknown_gpu_hours": one.steps_unknown,
         "goodput": one.goodput,
         "lost_gpu_hours": one.lost,
         "lost_money": one.money,

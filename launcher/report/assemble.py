@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.goodput.intervals import Category, Interval, sums
+from muster.daemon.coordinator.goodput.intervals import TRAINED, Category, Interval, sums
 from muster.fabric.model.node import natural_order
 from muster.launcher.report.faults import PHASES, faults, recoveries
 from muster.launcher.report.plain_requeue import plain_requeue
@@ -24,7 +24,7 @@ from muster.launcher.report.report_data import (
 )
 from muster.launcher.report.story import Story
 
-_TRAINING = {Category.USEFUL, Category.STEPS_AGAIN, Category.STRAGGLER, Category.DATA}
+_TRAINING = {*TRAINED, Category.STEPS_AGAIN, Category.STRAGGLER, Category.DATA}
 
 
 def report_of(
@@ -81,10 +81,11 @@ def account_of(story: Story, gpus_per_node: int, price: float) -> Goodput:
 def goodput_of(parts: Mapping[str, float], story: Story, gpus_per_node: int, price: float) -> Goodput:
     """The account of these parts, in node-seconds by category. The queue is not allocated."""
     of_size = sorted(parts.items(), key=lambda item: -item[1])
-    lost = tuple((name, node_s) for name, node_s in of_size if name not in ("useful", "queue"))
+    lost = tuple((name, node_s) for name, node_s in of_size if name not in (*TRAINED, "queue"))
     allocated = sum(node_s for name, node_s in parts.items() if name != "queue")
     waited = sum(one.until - one.since for one in story.intervals if one.category is Category.QUEUE)
-    return Goodput(allocated, parts.get("useful", 0.0), lost, waited, gpus_per_node, price)
+    useful = sum(parts.get(name, 0.0) for name in TRAINED)
+    return Goodput(allocated, useful, lost, waited, gpus_per_node, price, parts.get(Category.STEPS_UNKNOWN, 0.0))
 
 
 def _kind(one: Interval) -> str:

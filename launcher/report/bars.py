@@ -13,6 +13,7 @@ MOST_BARS = 24
 """Recoveries in the picture: the longest ones. The table has all."""
 CATEGORIES = {
     "useful": "useful",
+    "steps_unknown": "training, steps not known",
     "queue": "queue",
     "start": "start",
     **{phase.value: phase.words for phase in RecoveryPhase},

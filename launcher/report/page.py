@@ -161,7 +161,7 @@ def _goodput(data: ReportData) -> Html:
     goodput = data.goodput
     if not goodput.allocated:
         return tag("p", "Nothing was allocated yet.")
-    rows = [_goodput_row(goodput, name, node_s) for name, node_s in (("useful", goodput.useful), *goodput.lost)]
+    rows = [_goodput_row(goodput, name, node_s) for name, node_s in (*_trained(goodput), *goodput.lost)]
     rows.append(_goodput_row(goodput, "whole", goodput.allocated))
     queue = f" Before that, the job waited {duration(goodput.queue_s)} for Slurm." if goodput.queue_s else ""
     titles = (
@@ -177,6 +177,14 @@ def _goodput(data: ReportData) -> Html:
         table("Allocated time by category", titles, rows, frozenset(range(1, len(titles)))),
         _requeue(data.requeue) if data.requeue else "",
     ])  # fmt: skip
+
+
+def _trained(goodput: Goodput) -> Iterator[tuple[str, float]]:
+    """The parts that are not lost."""
+    if (known := goodput.useful - goodput.steps_unknown) or not goodput.useful:
+        yield "useful", known
+    if goodput.steps_unknown:
+        yield "steps_unknown", goodput.steps_unknown
 
 
 def _goodput_row(goodput: Goodput, name: str, node_s: float) -> tuple[str, ...]:

@@ -91,7 +91,9 @@ class RecoveryParts:
 @dataclass(frozen=True, slots=True)
 class Goodput:
     """Where the allocated time went. `lost`, the largest part first, and `useful` add up to `allocated`, in
-    node-seconds. Time in the queue is not allocated. `price`: of one GPU hour; 0: nobody has set one."""
+    node-seconds. Time in the queue is not allocated. `price`: of one GPU hour; 0: nobody has set one.
+    `steps_unknown`: the part of `useful` in which ranks ran of whose script no step is known.
+    """
 
     allocated: float = 0.0
     useful: float = 0.0
@@ -100,6 +102,7 @@ class Goodput:
     """Seconds in which the job waited for Slurm."""
     gpus_per_node: int = 0
     price: float = 0.0
+    steps_unknown: float = 0.0
 
     @property
     def share(self) -> float:
@@ -111,10 +114,9 @@ class Goodput:
         """The share in words. If no step is known, the script alone knows what was trained while its ranks ran."""
         if not self.allocated:
             return "not known"
-        ran = dict(self.lost).get("first_step", 0.0)
-        if self.useful or not ran:
+        if self.useful > self.steps_unknown or not self.useful:
             return percent(self.share)
-        return f"not known without steps; ranks ran for {percent(ran / self.allocated)}"
+        return f"not known without steps; ranks ran for {percent(self.share)}"
 
     def gpu_hours(self, node_s: float) -> float:
         """The GPU hours of so many node-seconds."""

@@ -105,7 +105,9 @@ def _goodput(story: Story, view: GangView | None, per_node: int, price: float) -
     """The coordinator's own account, or that of the facts: they know nothing of what stalls a generation that runs."""
     if view is None or not view.HasField("goodput"):
         return assemble.account_of(story, per_node, price)
-    parts = {"useful": view.goodput.useful_node_s} | {one.category: one.node_s for one in view.goodput.lost}
+    unknown = view.goodput.steps_unknown_node_s
+    parts = {"useful": view.goodput.useful_node_s - unknown, "steps_unknown": unknown}
+    parts |= {one.category: one.node_s for one in view.goodput.lost}
     return assemble.goodput_of(parts, story, per_node, price)
 
 

@@ -57,7 +57,8 @@ def _numbers(training: Mapping[str, Any]) -> dict[str, str]:
 def _shares(goodput: Mapping[str, Any]) -> dict[str, str]:
     """What trained of the allocated time, and where the rest went."""
     allocated = goodput.get("allocated_node_s") or 1.0
-    found = {"useful": goodput.get("useful_node_s", 0.0)}
+    unknown = goodput.get("steps_unknown_node_s", 0.0)
+    found = {"useful": goodput.get("useful_node_s", 0.0) - unknown} | ({"steps_unknown": unknown} if unknown else {})
     found |= {one["category"]: one.get("node_s", 0.0) for one in goodput.get("lost", ())}
     return {key: f"{node_s / allocated:.1%}" for key, node_s in found.items()}
 

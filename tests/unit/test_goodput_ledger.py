@@ -1,6 +1,6 @@
 """The ledger of a gang: to what each second of its nodes went."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pytest
 
@@ -71,7 +71,7 @@ class Job:
         self._note(at + 4, facts.JobEnded("g", "COMPLETED"))
 
 
-def by_category(intervals: Sequence[Interval]) -> dict[str, float]:
+def by_category(intervals: Iterable[Interval]) -> dict[str, float]:
     return {str(category): pytest.approx(node_s) for category, node_s in sums(intervals).items()}
 
 
@@ -154,12 +154,38 @@ def test_parts_never_take_more_than_the_whole() -> None:
     assert Measured(-0.1, 0.0, 0.2).shares() == [(Category.DATA, 0.2)]
 
 
-def test_a_script_that_declares_no_step_has_trained_if_it_is_done() -> None:
+def test_of_a_script_that_says_no_step_the_time_in_which_all_ranks_ran_is_told_apart() -> None:
+    """While it runs, and after a fault: only what the fault took is lost."""
     job = Job()
     job.start(110, 1, "ab")
     job.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), 112)
-    job.end(1112, step=0)
-    assert sums(job.ledger.take())[Category.USEFUL] == 2000
+    assert sums(job.ledger.unsettled(212))[Category.STEPS_UNKNOWN] == 200
+    job.crash(314, 1, step=0, suspected_at=312)
+    job.start(320, 2, "ab", fenced_at=315)
+    job.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), 323)
+    job.end(1123, step=0)
+    parts = by_category(one for one in job.ledger.take() if one.since >= 110)
+    assert parts == {
+        "rendezvous": 4 + 6, "steps_unknown": 400 + 1600, "detect": 4, "fence": 2, "place": 10, "spare": 1013,
+        "start": 12,
+    }  # fmt: skip
+
+
+def test_time_before_the_first_step_is_lost_once_a_step_is_known() -> None:
+    """So it is where ranks were given a state to load: their script has the library."""
+    job = Job()
+    job.start(110, 1, "ab")
+    job.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), 112)
+    job.ledger.note(facts.FirstStep("g", 1, 1), 212)
+    job.crash(312, 1, step=11, suspected_at=312)
+    parts = sums(job.ledger.take())
+    assert (parts[Category.FIRST_STEP], parts[Category.USEFUL]) == (200, 200)
+    resumed = Job()
+    resumed.start(110, 1, "ab", version=7)
+    resumed.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), 112)
+    resumed.ledger.note(facts.StateRestored("g", 1, Version(0, 7), 0, 0, 0, (), 1.0), 122)
+    resumed.crash(222, 1, step=7, suspected_at=222)
+    assert sums(resumed.ledger.take()).keys() & {Category.FIRST_STEP, Category.STEPS_UNKNOWN} == {Category.FIRST_STEP}
 
 
 def only_logs(job: Job, at: float, generation: int) -> None:

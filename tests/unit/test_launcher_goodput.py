@@ -121,7 +121,7 @@ def test_the_hours_of_a_short_test_are_not_all_zero() -> None:
 
 def test_where_no_step_is_known_no_share_is_said() -> None:
     """Ranks of a script without the library ran: whether that was useful, it alone knows."""
-    parts = [GoodputPart(category="first_step", gpu_s=90 * H), GoodputPart(category="fence", gpu_s=10 * H)]
+    parts = [GoodputPart(category="steps_unknown", gpu_s=90 * H), GoodputPart(category="fence", gpu_s=10 * H)]
     found = goodput_table.groups([GoodputRow(key="42", parts=parts)], 0.0)
     rows = [*goodput_table.goodput_lines(found, "job", 0.0, Screen(None, zone=UTC))]
     assert rows[1].split("\t")[3] == "no steps"

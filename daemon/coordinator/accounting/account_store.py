@@ -17,7 +17,7 @@ from urllib.parse import quote
 from sqlite_utils import Database
 
 from muster.daemon.coordinator.diagnosis.side_database import SideDatabase
-from muster.daemon.coordinator.goodput.intervals import Category, Interval, Measured, Wait
+from muster.daemon.coordinator.goodput.intervals import TRAINED, Category, Interval, Measured, Wait
 
 FILE = "goodput.db"
 KEPT_S = 400 * 86400.0
@@ -72,8 +72,8 @@ class Row:
 
     @property
     def lost_gpu_s(self) -> float:
-        """Allocated, and not useful."""
-        told_apart = (Category.USEFUL, Category.QUEUE)
+        """Allocated, and not trained."""
+        told_apart = (*TRAINED, Category.QUEUE)
         return sum(seconds for category, seconds in self.gpu_s.items() if category not in told_apart)
 
 

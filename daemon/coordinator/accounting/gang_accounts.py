@@ -23,7 +23,7 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.diagnosis.measured_shares import measured_shares
 from muster.daemon.coordinator.diagnosis.side_database import SideThread
-from muster.daemon.coordinator.goodput.intervals import Category, Fault, Interval, Measured
+from muster.daemon.coordinator.goodput.intervals import TRAINED, Category, Fault, Interval, Measured
 from muster.daemon.coordinator.goodput.ledger import SETTLING, Ledger
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.shell.engine import Engine
@@ -79,7 +79,9 @@ class GangAccount:
         """The account until now; None: no node was ever held."""
         sums = replace(self.settled, node_s=dict(self.settled.node_s))
         sums.add(self.ledger.unsettled(now, step))
-        queue_node_s, useful_node_s = sums.node_s.pop(Category.QUEUE, 0.0), sums.node_s.pop(Category.USEFUL, 0.0)
+        queue_node_s = sums.node_s.pop(Category.QUEUE, 0.0)
+        trained = {category: sums.node_s.pop(category, 0.0) for category in TRAINED}
+        useful_node_s = sum(trained.values())
         lost = {category: sums.node_s[category] for category in Category if sums.node_s.get(category)}
         if not useful_node_s and not lost:
             return None
@@ -88,6 +90,7 @@ class GangAccount:
             until_s=sums.until,
             allocated_node_s=useful_node_s + sum(lost.values()),
             useful_node_s=useful_node_s,
+            steps_unknown_node_s=trained[Category.STEPS_UNKNOWN],
             queue_node_s=queue_node_s,
             logged_step=self.ledger.logged_step,
             lost=[api_pb2.LostTime(category=category, node_s=node_s) for category, node_s in lost.items()],

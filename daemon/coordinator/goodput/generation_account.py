@@ -116,13 +116,13 @@ def labelled(slices: Sequence[Slice], generation: int, fault: Fault | None) -> I
 
 
 def trained(slices: Sequence[Slice], run: Running, reached: int, *, stepless: bool) -> Iterator[Interval]:
-    """The slices of a generation that has come to the step `reached`. `stepless`: its script declares no steps, so all
-    the time in which its ranks run is useful."""
+    """The slices of a generation that has come to the step `reached`. `stepless`: its script has said no step, in this
+    generation or before."""
     for one in slices:
         if one.stage is Category.USEFUL:
             yield from _steps(one, run, _times_of_debts(slices, run, reached))
         elif one.stage is Category.FIRST_STEP and stepless:
-            yield from _steps(one, run, [])
+            yield from labelled((replace(one, stage=Category.STEPS_UNKNOWN),), run.generation, None)
         else:
             yield from labelled((one,), run.generation, run.fault)
 

@@ -12,6 +12,7 @@ class Category(StrEnum):
     """To what the time of a node went. The words are the labels everywhere: in reports, metrics and tables."""
 
     USEFUL = "useful"  # steps that no rank had finished before
+    STEPS_UNKNOWN = "steps_unknown"  # all ranks ran, and their script said no step: it trained as far as is known
     QUEUE = "queue"  # the job waits in Slurm's queue: no node is allocated, so it is in no sum
     START = "start"  # nodes of a run without a generation: until the first one starts, and after the last one
     DETECT = "detect"  # from the first sign of a fault to the fence
@@ -42,6 +43,10 @@ class FaultKind(StrEnum):
     STOP = "stop"  # the time limit, a preemption, or an operator ended the run
     PLACEMENT = "placement"  # the nodes were given back, because groups would have lain too wide
     SLURM = "slurm"  # Slurm put the job back into its queue
+
+
+TRAINED = frozenset({Category.USEFUL, Category.STEPS_UNKNOWN})
+"""What counts as trained, in each ratio. All other allocated time is lost."""
 
 
 @dataclass(frozen=True, slots=True)

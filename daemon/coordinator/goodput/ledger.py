@@ -14,7 +14,6 @@ from muster.checkpoint.format.folder_names import parse_path
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.turn.state_updates import LONG_RUN_S
 from muster.daemon.coordinator.goodput.faults import FaultFinder
 from muster.daemon.coordinator.goodput.generation_account import (
     Debt,
@@ -170,7 +169,7 @@ class Ledger:
                 self._held.begin_run(fact.job)
                 self._stage, self._requeue = Category.QUEUE, None  # a call may be settled after the new run has begun
             case facts.GangEnded():
-                self._settle(_reached(fact.progress), done=fact.phase is Phase.DONE)
+                self._settle(_reached(fact.progress))
                 self._faults.taken()
                 self._held.carry_all()
                 self._stage = Category.START if self._held.allocated else None
@@ -196,7 +195,7 @@ class Ledger:
             case Phase.RUNNING if self._stage is Category.RENDEZVOUS and self._run is not None:
                 self._stage = Category.LOAD if self._run.loads else Category.FIRST_STEP
             case Phase.DRAINING:
-                self._settle(_reached(fact.progress), done=fact.next_phase is Phase.DONE)
+                self._settle(_reached(fact.progress))
                 self._stage = Category.CHECKPOINT
             case Phase.REQUEUED:
                 self._settle(_reached(fact.progress))
@@ -251,7 +250,7 @@ class Ledger:
         self._held.carry(seats)
         self._stage = Category.RENDEZVOUS
 
-    def _settle(self, reached: int, *, done: bool = False) -> None:
+    def _settle(self, reached: int) -> None:
         """Classify what has happened since the last time. A generation that ran is over: it came to step `reached`, or
         nobody knows how far."""
         run, self._run = self._run, None
@@ -262,8 +261,7 @@ class Ledger:
         if run.first_step_at is None and run.measured.first_at and not self._has_stepped:
             slices, self._logged = from_first_number(slices, run), run.measured.step
             reached = max(reached, self._logged)
-        long = bool(slices) and slices[-1].until - slices[0].since >= LONG_RUN_S
-        stepless = not self._has_stepped and run.first_step_at is None and (done or long)
+        stepless = not self._has_stepped and run.first_step_at is None and run.restored is None
         self._settled += trained(slices, run, max(reached, run.first_step), stepless=stepless)
         if run.first_step_at is not None:
             self._reached = max(reached, run.first_step)

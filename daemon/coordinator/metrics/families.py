@@ -33,7 +33,10 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "muster_checkpoint_bytes": ("Bytes of the checkpoints that are held in memory, or of the newest flush.", JOB_TIER),
     "muster_checkpoint_seconds": ("Time for which a snapshot holds training up, or that a flush takes.", JOB_TIER),
     "muster_checkpoint_age_seconds": ("Training time that is lost if a fault strikes now.", JOB_TIER),
-    "muster_job_goodput_ratio": ("The part of the job's allocated time that trained.", JOB),
+    "muster_job_goodput_ratio": (
+        "The part of the job's allocated time that trained; without steps: that ranks ran.",
+        JOB,
+    ),
     "muster_goodput_ratio": ("The part of the allocated time of all jobs that trained.", ("window",)),
     "muster_lost_node_seconds": ("Allocated time of all jobs that trained nothing new.", ("window", "category")),
     "muster_nodes": ("Nodes by health.", ("health",)),

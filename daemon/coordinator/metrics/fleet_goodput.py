@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from muster.daemon.coordinator.accounting.gang_accounts import GangAccounts
-from muster.daemon.coordinator.goodput.intervals import Category
+from muster.daemon.coordinator.goodput.intervals import TRAINED, Category
 from muster.daemon.coordinator.metrics.families import Families
 from muster.daemon.coordinator.shell.engine import Engine
 
@@ -32,10 +32,10 @@ class FleetGoodput:
         if self._engine.clock.now() - self._summed_at > VALID_S and (self._summing is None or self._summing.done()):
             self._summing = asyncio.create_task(self._sum_up())
         for window, sums in self._node_s.items():
-            lost = {one: sums.get(one, 0.0) for one in Category if one not in (Category.QUEUE, Category.USEFUL)}
-            useful = sums.get(Category.USEFUL, 0.0)
-            if allocated := useful + sum(lost.values()):
-                families.add("muster_goodput_ratio", useful / allocated, window)
+            lost = {one: sums.get(one, 0.0) for one in Category if one not in (Category.QUEUE, *TRAINED)}
+            trained = sum(sums.get(one, 0.0) for one in TRAINED)
+            if allocated := trained + sum(lost.values()):
+                families.add("muster_goodput_ratio", trained / allocated, window)
             for category, node_s in lost.items():
                 families.add("muster_lost_node_seconds", node_s, window, category.value)
 

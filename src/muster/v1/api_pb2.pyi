@@ -842,6 +842,7 @@ class GoodputView(_message.Message):
     LOST_FIELD_NUMBER: _builtins.int
     QUEUE_NODE_S_FIELD_NUMBER: _builtins.int
     LOGGED_STEP_FIELD_NUMBER: _builtins.int
+    STEPS_UNKNOWN_NODE_S_FIELD_NUMBER: _builtins.int
     since_s: _builtins.float
     """From when to when the account goes (seconds since the epoch)."""
     until_s: _builtins.float
@@ -851,6 +852,8 @@ class GoodputView(_message.Message):
     """How long the job has waited in Slurm's queue, times the nodes that it asks for. It is in no sum: no node was held."""
     logged_step: _builtins.int
     """The newest step that the script's numbers have named, if its ranks report no finished steps; 0: none."""
+    steps_unknown_node_s: _builtins.float
+    """The part of `useful_node_s` in which ranks ran of whose script no step is known."""
     @_builtins.property
     def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostTime]: ...
     def __init__(
@@ -863,10 +866,11 @@ class GoodputView(_message.Message):
         lost: _abc.Iterable[Global___LostTime] | None = ...,
         queue_node_s: _builtins.float = ...,
         logged_step: _builtins.int = ...,
+        steps_unknown_node_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_node_s", b"allocated_node_s", "logged_step", b"logged_step", "lost", b"lost", "queue_node_s", b"queue_node_s", "since_s", b"since_s", "until_s", b"until_s", "useful_node_s", b"useful_node_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_node_s", b"allocated_node_s", "logged_step", b"logged_step", "lost", b"lost", "queue_node_s", b"queue_node_s", "since_s", b"since_s", "steps_unknown_node_s", b"steps_unknown_node_s", "until_s", b"until_s", "useful_node_s", b"useful_node_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
