@@ -100,7 +100,9 @@ def _of_alike(lines: list[ShellCommand]) -> tuple[ShellCommand, int]:
     return next(iter(alike), last), next((one.line for one in as_many if one not in alike), 0)
 
 
+_ONE_SRUN = "write one srun for all nodes: `srun torchrun --nnodes=$SLURM_NNODES ...`"
 _WRITE_SRUN = "write `srun torchrun ...`, or name the line with #MUSTER --launch-line=N"
+_RANKS_OF_SRUN = "write `srun torchrun ...`, or `srun python ...` with a task for each rank"
 _NEEDS_SRUN = "a launcher without srun starts on the first node alone"
 
 
@@ -122,17 +124,15 @@ def _of_command(command: ShellCommand, why: str, script: Script) -> Choice:
     if starts := _container(command, script):
         return _refuse(command, f"{starts} starts a container, which is not supervised yet", "")
     if command.in_loop and command.in_background:
-        return _refuse(
-            command,
-            "several sruns in the background of a loop are no gang",
-            "write one srun for all nodes: `srun torchrun --node_rank=$SLURM_PROCID ...` within `bash -c`",
-        )
+        return _refuse(command, "several sruns in the background of a loop are no gang", _ONE_SRUN)
+    if ":" in command.words:
+        return _refuse(command, "several programs of one srun (:) are no gang", _ONE_SRUN)
     if "/" in command.words[0] and not _starts_srun(command):
         return _refuse(
             command, f"{command.words[0]} is called by its path, where Muster does not see it", "write `srun`"
         )
     if why != BY_LAUNCHER and (found := _OTHER_LAUNCHERS.search(before_program(whole))):
-        return _refuse(command, f"{found[1]} starts ranks that Muster does not see", _WRITE_SRUN)
+        return _refuse(command, f"{found[1]} starts ranks that Muster does not see", _RANKS_OF_SRUN)
     return Choice(_line(command, why), alone=_alone(command, script))
 
 
@@ -235,11 +235,11 @@ def _without(script: Script, nodes: int | None) -> Iterator[Choice]:
     for command in script.commands:
         whole = _resolved(command.text, script.values)
         if found := _OTHER_LAUNCHERS.search(whole):
-            yield _refuse(command, f"{found[1]} starts ranks by itself, where Muster does not see them", _WRITE_SRUN)
+            yield _refuse(command, f"{found[1]} starts ranks by itself, where Muster does not see them", _RANKS_OF_SRUN)
         elif starts := _container(command, script):
             yield _refuse(command, f"{starts} starts a container, which is not supervised yet", "")
         elif LAUNCHERS.search(whole) and _is_srun(command, script):
-            yield _refuse(command, "a launcher on a part of the nodes is not supervised", _WRITE_SRUN)
+            yield _refuse(command, "a launcher on a part of the nodes is not supervised", _ONE_SRUN)
         elif LAUNCHERS.search(whole) and command.words[0] not in ("echo", "printf", "export", "declare", "local"):
             one = "" if nodes else ", or #SBATCH --nodes=1 if it needs one node"
             yield _refuse(command, _NEEDS_SRUN, f"write `srun` before it{one}")

@@ -21,6 +21,7 @@ from muster.daemon.host import process_tree
 from muster.launcher.command import load_site, print_note
 from muster.launcher.errors import LauncherError, SiteFault, WrongInput
 from muster.launcher.scripts import bash_env, user_script
+from muster.launcher.scripts.asked import NOTHING
 from muster.launcher.scripts.call import ScriptCall
 from muster.launcher.scripts.plan import Looked, Supervised, Unsupervised, look_over, settle
 from muster.launcher.submission.storage_look import look
@@ -57,7 +58,9 @@ async def submit_script(options: argparse.Namespace, call: ScriptCall) -> int:
         LauncherError: nothing was queued.
     """
     if call.script == ":":
-        raise WrongInput("the command line: a heterogeneous job is not supervised", "write one job of equal nodes")
+        raise WrongInput(
+            "the command line: a heterogeneous job is not supervised", f"write one job of equal nodes. {NOTHING}"
+        )
     try:
         os.getcwd()
     except FileNotFoundError:

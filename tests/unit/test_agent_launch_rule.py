@@ -65,6 +65,7 @@ def found(
         (("apptainer", "exec", "x.sif", "torchrun", "x"), HELPER),
         (("bash", "-c", "singularity exec x.sif torchrun x"), HELPER),
         (("bash", "contained.sh"), HELPER),
+        (("torchrun", "x", ":", "-n1", "torchrun", "y"), HELPER),
     ],
 )  # fmt: skip
 def test_a_launcher_on_every_node_is_the_launch(words: tuple[str, ...], kind: Kind) -> None:

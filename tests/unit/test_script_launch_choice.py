@@ -128,6 +128,7 @@ def test_a_launcher_without_srun_in_another_branch_of_one_node_is_replaced_too()
         ("/usr/bin/srun torchrun train.py", 2, "called by its path"),
         ("torchrun --standalone train.py", 2, "without srun"),
         ("srun deepspeed train.py", 2, "deepspeed"),
+        ("srun python server.py : -n4 python train.py", 2, "several programs"),
         ("srun hostname", 0, "no srun"),
         ("python train.py", 0, "no srun"),
         ("echo srun torchrun train.py", 0, "no srun"),

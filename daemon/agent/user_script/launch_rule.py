@@ -32,6 +32,8 @@ _CONTAINER_OPTIONS = ("container", "container-id", "container-image", "container
 """Of srun and of its plug-ins."""
 _NO_LAUNCH = ("help", "usage", "version", "test-only", "pty", "multi-prog", "het-group", "no-allocate", "pack-group")
 """Options of calls that train nothing, or that no gang can stand for."""
+_NEXT_PROGRAM = ":"
+"""A word of srun alone, behind which another program with options of its own begins."""
 _MOST_PREFIX_WORDS = 12
 """Words before the program itself that are looked at: `env A=1 numactl --membind=0 python`."""
 
@@ -98,6 +100,8 @@ def decide(words: SrunWords, script: Script, lines: Sequence[int], text_of: Call
         return Decision(Kind.HELPER, each, everywhere=bool(each) and not chooses, warning=warning)
     if words.has(*_CONTAINER_OPTIONS) or container(text):
         return Decision(Kind.HELPER, warning="it runs in a container")
+    if _NEXT_PROGRAM in words.command:
+        return Decision(Kind.HELPER, warning="it starts several programs (:)")
     if not each:
         return Decision(Kind.HELPER, warning=f"it has not as many tasks on each of the {script.nodes} nodes")
     if launcher and each > 1:
@@ -150,7 +154,7 @@ def _number(text: str | None, default: int) -> int:
     if text is None:
         return default
     first = text.partition("-")[0]
-    return int(first) if first.isascii() and first.isdigit() else -1
+    return int(first) if re.fullmatch(r"\d{1,9}", first, re.ASCII) else -1
 
 
 def _count(text: str) -> int:
