@@ -11,6 +11,7 @@ PARSERS: dict[str, str] = {
     "kernel_lines": "parsers.kernel_lines",
     "job_spec": "parsers.job_spec",
     "job_yaml": "parsers.job_yaml",
+    "batch_script": "parsers.batch_script",
     "site_policy": "parsers.site_policy",
     "slurm_json": "parsers.slurm_json",
     "slurm_text": "parsers.slurm_text",

@@ -23,6 +23,12 @@ PLANTED_BUGS: dict[str, PlantedBug] = {
         code="check_event(AliasEvent)",
         bug="False",
     ),
+    "batch_script": PlantedBug(
+        "Spares take nodes of the script.",
+        function="size.grown",
+        code="size.fewest + spares",
+        bug="size.fewest",
+    ),
     "site_policy": PlantedBug(
         "A number of more than 64 bits is taken for a setting.",
         function="toml_text.check",

@@ -6,6 +6,7 @@ The last one of a name counts, as for sbatch: the command line overrides variabl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ _VARIABLES = {
     "SBATCH_SIGNAL": "signal",
 }
 """The variables of sbatch that say something Muster has to know."""
+_COUNTS = frozenset({"nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "segment"})
+_TOO_MANY = re.compile(r"\d{10}")
 _OF_SEVERAL_JOBS = ("hetjob", "packjob")
 SHARED = ("user", "mcs")
 """Values of --exclusive that share nodes."""
@@ -70,7 +73,7 @@ def ask(lines: Sequence[LineWord], environ: Mapping[str, str], options: Sequence
     """Puts together what is asked. `lines`: the words of `#SBATCH` lines; `options`: those of the command line.
 
     Raises:
-        WrongInput: a line is no option of sbatch, or makes several jobs of one.
+        WrongInput: a line is no option of sbatch, or makes several jobs of one, or a number is too large.
     """
     for index, word in enumerate(lines):
         if word.text in _OF_SEVERAL_JOBS and (not index or lines[index - 1].line != word.line):
@@ -84,7 +87,11 @@ def ask(lines: Sequence[LineWord], environ: Mapping[str, str], options: Sequence
         for variable, option in _VARIABLES.items()
         if environ.get(variable)
     ]
-    return Asked((*found, *(Given(option, "the command line") for option in options)))
+    found += [Given(option, "the command line") for option in options]
+    for one in found:
+        if one.option.name in _COUNTS and _TOO_MANY.search(one.option.value or ""):
+            raise WrongInput(f"{one.place}: --{one.option.name}: a number of more than nine digits", NOTHING)
+    return Asked(tuple(found))
 
 
 def _numbered(lines: Sequence[LineWord]) -> list[tuple[int, SbatchOption]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -123,7 +124,7 @@ def settle(looked: Looked, options: argparse.Namespace, environ: Mapping[str, st
 
 
 def _line_number(word: LineWord) -> int:
-    if not word.text.isdecimal():
+    if not re.fullmatch(r"\d{1,9}", word.text, re.ASCII):
         raise WrongInput(f"line {word.line}: {keys.LAUNCH_LINE}={word.text} must be the number of a line", NOTHING)
     return int(word.text)
 

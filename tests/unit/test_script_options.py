@@ -135,6 +135,7 @@ def test_a_quote_that_is_not_closed_is_said_with_its_line() -> None:
         ("\n#SBATCH --exclusive=user", "line 2: --exclusive=user shares nodes"),
         ("#SBATCH -M other", "line 1: --clusters=other sends the job to another cluster"),
         ("#SBATCH -m arbitrary", "line 1: --distribution=arbitrary"),
+        ("#SBATCH -N 2\n#SBATCH -n " + "9" * 4400, "line 2: --ntasks: a number of more than nine digits"),
     ],
 )
 def test_what_can_not_be_is_refused_with_its_line(lines: str, says: str) -> None:
