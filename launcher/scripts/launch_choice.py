@@ -103,6 +103,7 @@ def _of_alike(lines: list[ShellCommand]) -> tuple[ShellCommand, int]:
 _ONE_SRUN = "write one srun for all nodes: `srun torchrun --nnodes=$SLURM_NNODES ...`"
 _WRITE_SRUN = "write `srun torchrun ...`, or name the line with #MUSTER --launch-line=N"
 _RANKS_OF_SRUN = "write `srun torchrun ...`, or `srun python ...` with a task for each rank"
+_BY_ITSELF = "starts ranks by itself, where Muster does not see them"
 _NEEDS_SRUN = "a launcher without srun starts on the first node alone"
 
 
@@ -112,6 +113,9 @@ def _named(script: Script, line: int, nodes: int | None) -> Choice:
             alone = _alone(command, script)
             if alone and (nodes or 1) > 1:
                 return _refuse(command, f"--launch-line={line}: {_NEEDS_SRUN}", "write `srun` before it")
+            found = _OTHER_LAUNCHERS.search(before_program(_resolved(command.text, script.values)))
+            if found and not _is_srun(command, script):
+                return _refuse(command, f"--launch-line={line}: {found[1]} {_BY_ITSELF}", _RANKS_OF_SRUN)
             return Choice(_line(command, NAMED_BY_USER), alone=alone)
     return Choice(
         line=line, problem=f"--launch-line={line}: no command begins there", instead="name the line of an srun"
@@ -235,7 +239,7 @@ def _without(script: Script, nodes: int | None) -> Iterator[Choice]:
     for command in script.commands:
         whole = _resolved(command.text, script.values)
         if found := _OTHER_LAUNCHERS.search(whole):
-            yield _refuse(command, f"{found[1]} starts ranks by itself, where Muster does not see them", _RANKS_OF_SRUN)
+            yield _refuse(command, f"{found[1]} {_BY_ITSELF}", _RANKS_OF_SRUN)
         elif starts := _container(command, script):
             yield _refuse(command, f"{starts} starts a container, which is not supervised yet", "")
         elif LAUNCHERS.search(whole) and _is_srun(command, script):

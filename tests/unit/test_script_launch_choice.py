@@ -205,6 +205,11 @@ def test_another_training_of_python_that_stays_a_helper_is_known() -> None:
     assert chosen("srun torchrun a.py\nsrun torchrun b.py").beside == 0
 
 
+def test_a_named_line_that_starts_ranks_past_srun_is_refused() -> None:
+    assert "mpirun starts ranks by itself" in chosen("mpirun -np 8 python a.py", named=2).problem
+    assert chosen("srun deepspeed --no_ssh a.py", named=2).launch
+
+
 def test_a_named_launcher_without_srun_is_for_one_node() -> None:
     assert "starts on the first node alone" in chosen("torchrun a.py", nodes=2, named=2).problem
     assert chosen("torchrun a.py", nodes=1, named=2).alone == "torchrun"
