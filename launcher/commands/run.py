@@ -30,7 +30,14 @@ from muster.launcher.command import Command, print_note
 from muster.launcher.errors import EXIT_INTERRUPTED, WrongInput
 from muster.launcher.local import faults
 from muster.launcher.local.cluster import JOB, LocalCluster
-from muster.launcher.local.run import LocalRun, NothingLaunched, check_faults, make_run_dir, run_until_signal
+from muster.launcher.local.run import (
+    Interruption,
+    LocalRun,
+    NothingLaunched,
+    check_faults,
+    make_run_dir,
+    run_until_signal,
+)
 from muster.launcher.output.screen import open_screen
 from muster.launcher.output.tables import recovery_table
 from muster.launcher.scripts import in_allocation
@@ -113,7 +120,7 @@ async def _run(options: argparse.Namespace) -> int:
     status = None
     try:
         status = await _run_in(folder, options, launcher)
-        return status
+        return exit_codes.OF_TORCHRUN if launcher and status == EXIT_INTERRUPTED else status
     except WrongInput as error:
         status = error.status
         raise
@@ -192,8 +199,10 @@ async def _run_in(folder: Path, options: argparse.Namespace, launcher: list[str]
             print_note("muster: torchrun imports PyTorch and reads its options")
         run = LocalRun(cluster, gang, spec.run_dir, list(options.fault))
         view = await run_until_signal(run.follow)
-        if view is None:
+        if isinstance(view, Interruption):
             print_note("muster: interrupted")
+            if launcher:
+                await asyncio.to_thread(cluster.interrupt, view.number, view.again.is_set)
             return EXIT_INTERRUPTED
         leave_s = _AGENT_EXIT_TIMEOUT_S
     finally:

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,8 @@ _AT_START = Path("/proc/self/environ")
 """The environment that the user has given to this process, which sets variables for gRPC."""
 _STOP_GRACE_S = 3.0
 """Seconds between SIGTERM and SIGKILL."""
+_RANKS_LEAVE_S = 30.0
+"""Seconds for which ranks may go on after a signal: torchrun's --shutdown-timeout without that option."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -189,6 +191,13 @@ class LocalCluster:
                 with node.kernel_log.open("a") as log:
                     log.write(f"{kernel_line(hit.fault.code)}\n")
         return True
+
+    def interrupt(self, number: signal.Signals, over: Callable[[], bool]) -> None:
+        """Passes a signal on to the ranks, as torchrun does, and gives them its time to end; less if `over` says so.
+        The coordinator ends first, because it would start them again. Blocks."""
+        if self.coordinator:
+            processes.kill([self.coordinator])
+        processes.interrupt_ranks([node.agent for node in self.nodes.values()], number, _RANKS_LEAVE_S, over)
 
     def stop(self, *, agents_leave_s: float = 0.0) -> None:
         """Ends all processes. Agents first get `agents_leave_s` seconds to exit on their own. Blocks."""

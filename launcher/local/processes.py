@@ -7,10 +7,11 @@ this process has a second thread: Python code runs between fork and exec.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,25 +94,50 @@ def wait(programs: Sequence[Program], seconds: float) -> bool:
 def signal_rank(agent: Program, rank: int, signum: int) -> bool:
     """Sends a signal to the process of `rank` below its agent. Returns False if there is no such process."""
     for pid in _tree(agent.popen.pid, _children()):
-        if _is_rank(pid, rank):
+        if _rank_of(pid) == rank:
             process_tree.send_signal(pid, signum)
             return True
     return False
 
 
-def _is_rank(pid: int, rank: int) -> bool:
-    """Whether a process is `rank`.
+def interrupt_ranks(
+    agents: Sequence[Program], number: signal.Signals, seconds: float, over: Callable[[], bool]
+) -> None:
+    """Sends a signal to all ranks below these agents. Those that handle it may go on for `seconds`, unless `over` says
+    otherwise. Blocks."""
+    below = _children()
+    ranks = [pid for agent in agents for pid in _tree(agent.popen.pid, below) if _rank_of(pid) is not None]
+    handle_it = [pid for pid in ranks if _handles(pid, number)]
+    for pid in ranks:
+        process_tree.send_signal(pid, number)
+    deadline = time.monotonic() + seconds
+    while any(_handles(pid, number) for pid in handle_it) and time.monotonic() < deadline and not over():
+        time.sleep(_POLL_S)
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process lives and has a handler of the signal."""
+    try:
+        caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+def _rank_of(pid: int) -> int | None:
+    """The rank that a process is; None: it is none.
 
     A rank leads a session. A forked rank has the process name "rank" plus its number. An executed rank has RANK in its
     environment.
     """
     try:
         if os.getsid(pid) != pid:
-            return False
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return Path(f"/proc/{pid}/comm").read_text().strip() == f"rank{rank}" or f"RANK={rank}".encode() in environment
+            return None
+        said = Path(f"/proc/{pid}/comm").read_text() + Path(f"/proc/{pid}/environ").read_text(errors="replace")
     except (OSError, ProcessLookupError):
-        return False
+        return None
+    found = re.match(r"rank(\d+)\n|(?s:.*?)[\n\0]RANK=(\d+)\0", said)
+    return int(found[1] or found[2]) if found else None
 
 
 def _tree(pid: int, children: Mapping[int, Sequence[int]]) -> list[int]:

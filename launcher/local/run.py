@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -165,12 +166,29 @@ async def _first_error(main: asyncio.Task[None], others: list[asyncio.Task[None]
         await asyncio.gather(main, return_exceptions=True)
 
 
-async def run_until_signal(work: Callable[[], Awaitable[GangView]]) -> GangView | None:
-    """Runs `work` to its end. Returns None after SIGINT, SIGQUIT (both from the keyboard), SIGTERM or SIGHUP (the
-    terminal was closed)."""
+class Interruption:
+    """A signal has ended a run. `number`: which one. `again`: set when another one comes."""
+
+    def __init__(self) -> None:
+        self.number = signal.SIGINT
+        self.again = threading.Event()
+
+    def meet(self, number: signal.Signals, came: asyncio.Event) -> None:
+        """A signal comes."""
+        if came.is_set():
+            self.again.set()
+        else:
+            self.number = number
+            came.set()
+
+
+async def run_until_signal(work: Callable[[], Awaitable[GangView]]) -> GangView | Interruption:
+    """Runs `work` to its end, or until SIGINT, SIGQUIT (both from the keyboard), SIGTERM or SIGHUP (the terminal was
+    closed)."""
     loop, task, stop_requested = asyncio.get_running_loop(), asyncio.ensure_future(work()), asyncio.Event()
+    interruption = Interruption()
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop_requested.set)
+        loop.add_signal_handler(number, interruption.meet, number, stop_requested)
     waiting = asyncio.ensure_future(stop_requested.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
     while not task.done():
@@ -178,7 +196,7 @@ async def run_until_signal(work: Callable[[], Awaitable[GangView]]) -> GangView 
         task.cancel()
         await asyncio.wait({task}, timeout=_CANCEL_INTERVAL_S)
     waiting.cancel()
-    return None if stop_requested.is_set() or task.cancelled() else task.result()
+    return interruption if stop_requested.is_set() or task.cancelled() else task.result()
 
 
 def check_faults(planned: list[Fault], nodes: int, ranks: int) -> None:

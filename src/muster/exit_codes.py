@@ -27,14 +27,14 @@ EXIT_OBSERVED = 99
 """In observe mode: a recovery would follow. The job ends, as it does without Muster."""
 EXIT_CANCELLED = 130
 """A user cancelled the job."""
-_OF_TORCHRUN = 1
-"""What torchrun ends with when a rank has failed, whatever the exit code of the rank."""
+OF_TORCHRUN = 1
+"""What torchrun ends with when a rank has failed, whatever the exit code of the rank, or when a signal has ended it."""
 _SIGNAL_BASE = 128
 
 
 def of_launcher(code: int) -> int:
     """What a launcher ends with, whose gang has ended with `code`."""
-    return _OF_TORCHRUN if code == EXIT_FAILED_AGAIN else code
+    return OF_TORCHRUN if code == EXIT_FAILED_AGAIN else code
 
 
 def of_shell(status: int) -> int:

@@ -416,9 +416,10 @@ def test_a_launcher_that_launches_nothing_ends_with_its_own_code_and_leaves_noth
     assert not list(with_torchrun.glob("muster-local-*"))
 
 
-def test_ctrl_c_ends_all_of_it(with_torchrun: Path) -> None:
-    started = in_place_of_torchrun(with_torchrun, "echo up; exec sleep 600")
+def test_ctrl_c_ends_all_of_it_and_ranks_get_the_signal_as_from_torchrun(with_torchrun: Path) -> None:
+    started = in_place_of_torchrun(with_torchrun, "trap 'echo saved; exit' INT; echo up; sleep 600 & wait")
     started.until("up")
     started.popen.send_signal(signal.SIGINT)
-    assert started.end()[0] == 130
+    status, out, _ = started.end()
+    assert (status, "saved\n" in out) == (1, True)
     assert started.left() == []
