@@ -98,6 +98,24 @@ async def test_modules_of_the_script_are_not_even_tried(harness: Harness) -> Non
     assert not (harness.folder / "tried").exists()
 
 
+async def test_packages_of_pip_install_target_are_learned_and_what_lies_beside_them_is_not(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "PYTHONPATH", f"{harness.folder}/site-packages:{harness.folder}/no_such_folder:{harness.folder}/pip/"
+    )
+    (harness.folder / "pip" / "slow-1.0.dist-info").mkdir(parents=True)
+    (harness.folder / "pip" / "slow").mkdir()
+    harness.script("slow/__init__.py,sha256=x,12\nslow-1.0.dist-info/RECORD,,\n", "pip/slow-1.0.dist-info/RECORD")
+    harness.script("import inner", "pip/slow/__init__.py")
+    harness.script("", "pip/helper.py")
+    start(harness, SHOW + "import slow\nimport helper\n", inner="")
+    assert await harness.run() == (0, "[]\n")
+    words = (await harness.until("imported"))["words"]
+    assert [word for word in words if word[-1:] != "="] == ["slow", "helper"]
+    assert await learn(harness, *words) == ["slow"]
+
+
 async def test_a_rank_starts_while_a_module_is_tried(harness: Harness) -> None:
     start(harness, SHOW, slow="import time; time.sleep(600)")
     await harness.until("ready")

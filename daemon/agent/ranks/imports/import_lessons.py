@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from muster.daemon.agent.ranks.imports.seen_imports import SeenImports
+from muster.daemon.agent.ranks.imports.seen_imports import SeenImports, find_targets
 from muster.daemon.agent.ranks.imports.trial import may_be_tried
 from muster.daemon.host import process_tree
 
@@ -33,6 +33,7 @@ class ImportLessons:
     """
 
     def __init__(self, say: Callable[..., None], now: Callable[[], float] = time.monotonic) -> None:
+        find_targets(os.environ.get("PYTHONPATH", ""))
         self._say, self._now = say, now
         self._seen: SeenImports | None = None
         self._told = self._count = 0

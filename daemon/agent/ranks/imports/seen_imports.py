@@ -11,17 +11,43 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 MOST_BYTES = 16384
 """Of the words of one rank. What comes later is not seen."""
 _HEAD = struct.Struct("<II")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_TARGETS: dict[str, frozenset[str]] = {}
+"""Folders of PYTHONPATH that `pip install --target` has filled, with the files and folders there that pip knows."""
+
+
+def find_targets(python_path: str) -> None:
+    """Look for packages that pip has put into folders of PYTHONPATH. A zygote does so once: no rank reads a folder for
+    that, and what a script puts there later counts as its own."""
+    for folder in filter(os.path.isabs, python_path.split(os.pathsep)):
+        try:
+            names = frozenset(_recorded(folder))
+        except OSError:
+            continue
+        if names:
+            _TARGETS[os.path.join(folder, "")] = names
+
+
+def _recorded(folder: str) -> Iterator[str]:
+    for name in os.listdir(folder):
+        if name.endswith(".dist-info"):
+            with open(os.path.join(folder, name, "RECORD"), encoding="utf-8", errors="replace") as record:
+                yield from (line.partition(",")[0].partition("/")[0] for line in record)
 
 
 def is_installed(file: str) -> bool:
     """Whether a file belongs to the interpreter or to a package that was installed, and so to no script."""
-    return file.startswith(_STANDARD_LIBRARY) or "/site-packages/" in file or "/dist-packages/" in file
+    if file.startswith(_STANDARD_LIBRARY) or "/site-packages/" in file or "/dist-packages/" in file:
+        return True
+    return any(
+        file.startswith(folder) and file[len(folder) :].partition(os.sep)[0] in names
+        for folder, names in _TARGETS.items()
+    )
 
 
 class SeenImports:
