@@ -18,7 +18,7 @@ from muster.launcher.scripts.launch_choice import Choice, choose
 from muster.launcher.scripts.user_script import UserScript, why_not_bash
 from muster.slurm.client.launch_settings import LaunchLine
 from muster.slurm.client.sbatch_options import SbatchOption
-from muster.slurm.client.script_lines import SBATCH, LineWord, WrongLine, words_of_lines
+from muster.slurm.client.script_lines import SBATCH, LineWord, WrongLine, late_line, words_of_lines
 
 if TYPE_CHECKING:
     from muster.launcher.spec.spec import Job
@@ -108,7 +108,7 @@ def settle(looked: Looked, options: argparse.Namespace, environ: Mapping[str, st
     asked = looked.asked
     refuse(asked)
     folder = os.path.normpath(os.path.join(here, asked.value("chdir") or ""))
-    job = job_of(asked, looked.script.name, folder, looked.texts, options)
+    job = job_of(looked, folder, options)
     nodes = size.size_of(asked, elastic=job.elastic)
     sent = exported(asked.value("export"), environ)
     listed = size.note_of_nodelist(asked, (nodes.most or 0) + job.spares) if job.spares else ""
@@ -119,7 +119,7 @@ def settle(looked: Looked, options: argparse.Namespace, environ: Mapping[str, st
         spec=message_of(job, asked),
         added=(*size.grown(asked, nodes, job.spares), *_always(looked.script, asked), *sent.options),
         exported=sent,
-        notes=tuple(filter(None, (listed, _override(asked)))),
+        notes=tuple(filter(None, (listed, _override(asked), _late(looked.script)))),
     )
 
 
@@ -154,6 +154,11 @@ def _always(script: UserScript, asked: Asked) -> list[SbatchOption]:
         SbatchOption("no-kill"),
         *([] if own else [SbatchOption("exclusive")]),
     ]
+
+
+def _late(script: UserScript) -> str:
+    line = late_line(script.text, keys.MARK)
+    return f"line {line}: {keys.MARK} is read before the first command only, as {SBATCH} is" if line else ""
 
 
 def _override(asked: Asked) -> str:

@@ -17,47 +17,53 @@ from muster.launcher.spec.flags import chosen, with_texts
 from muster.launcher.spec.spec import Job
 from muster.launcher.submission.job_message import job_message
 from muster.slurm.client import names
-from muster.slurm.client.script_lines import LineWord
 
 if TYPE_CHECKING:
+    from muster.launcher.scripts.plan import Looked
     from muster.v1.common_pb2 import JobSpec
 
 RUN_FOLDER = "muster-runs"
 """Of the job's folder, if no run_dir is named."""
 _NO_COMMAND = "-"
+_OF_LAUNCHER = re.compile(r"--nproc[-_]per[-_]node[=\s]\s*(\d{1,9})\b")
+_COUNT = re.compile(r"(?:^|:)(\d{1,9})$")
+_GPUS = re.compile(r"\bgpu(?::[^:,]+)?:(\d{1,9})\b")
 _LETTERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def job_of(asked: Asked, name: str, folder: str, lines: Mapping[str, LineWord], options: argparse.Namespace) -> Job:
+def job_of(looked: Looked, folder: str, options: argparse.Namespace) -> Job:
     """The job, as job.toml would describe it.
 
     Args:
-        name: of the script; the job's, if no option names it.
         folder: the job's working folder.
-        lines: the keys of `#MUSTER` lines.
-        options: of the command line. They override lines.
+        options: of the command line. They override `#MUSTER` lines.
 
     Raises:
         WrongInput: a key is wrong.
     """
+    asked, lines = looked.asked, looked.texts
     size = size_of(asked, elastic=True)  # a range is refused once it is known whether the job is elastic
     tables: dict[str, Any] = {
-        "name": job_name(asked.value("job-name") or name),
+        "name": job_name(asked.value("job-name") or looked.script.name),
         "nodes": size.most or 1,
         "command": [_NO_COMMAND],
         "run_dir": f"{folder}/{RUN_FOLDER}",
         "work_dir": folder,
-        **_from_sbatch(asked),
     }
+    if asked.last("requeue", "no-requeue"):
+        tables["requeue"] = asked.last("requeue", "no-requeue") == asked.last("requeue")
+    if ranks := _ranks_per_node(looked):
+        tables["ranks_per_node"] = ranks
     typed = chosen(options)
     try:
         job = Job.model_validate(with_texts(tables, {name: word.text for name, word in lines.items()} | typed))
     except ValidationError as error:
         of_lines = {name: word.line for name, word in lines.items() if name not in typed}
         problems = "\n".join(f"  {_place(line, of_lines)}{line}" for line in explain_errors(error, Job))
-        raise WrongInput(
-            f"what is asked of Muster is not valid:\n{problems}", f"docs/JOBTOML.md lists every key. {NOTHING}"
-        ) from None
+        hint = "docs/JOBTOML.md lists every key"
+        if "ranks_per_node" in problems and "--ranks-per-node" not in (*lines, *typed):
+            hint = "say with --ranks-per-node=N how many ranks the launch starts on each node"
+        raise WrongInput(f"what is asked of Muster is not valid:\n{problems}", f"{hint}. {NOTHING}") from None
     more: dict[str, Any] = {}
     if job.elastic and job.min_nodes is None and size.fewest != size.most:  # --nodes=2-8
         more["min_nodes"] = size.fewest
@@ -96,16 +102,15 @@ def job_name(name: str) -> str:
     return plain if names.JOB.fullmatch(plain) else "job"
 
 
-def _from_sbatch(asked: Asked) -> dict[str, Any]:
-    """The keys that options of sbatch say."""
-    found: dict[str, Any] = {}
-    if asked.last("requeue", "no-requeue"):
-        found["requeue"] = asked.last("requeue", "no-requeue") == asked.last("requeue")
-    per_node = (asked.value("ntasks-per-node"), asked.value("gpus-per-node"))
-    found |= next(
-        ({"ranks_per_node": int(count)} for count in per_node if count and count.isdecimal() and count > "1"), {}
+def _ranks_per_node(looked: Looked) -> int:
+    """How many ranks the launch seems to start on each node; 0: nothing says it. The launch itself knows."""
+    said = (
+        _OF_LAUNCHER.search(" ".join(looked.launch.words)),
+        _COUNT.search(looked.asked.value("ntasks-per-node") or ""),
+        _COUNT.search(looked.asked.value("gpus-per-node") or ""),
+        _GPUS.search(looked.asked.value("gres") or ""),
     )
-    return found
+    return next((int(found[1]) for found in said if found and int(found[1]) > 1), 0)
 
 
 def _trains_to_the_limit(asked: Asked, job: Job) -> bool:

@@ -111,7 +111,7 @@ def _only_own_group_writes(status: os.stat_result) -> bool:
 
 def _problems_of_run_dir(folder: Path, mount: _Mount) -> Iterator[str]:
     if _is_temporary(folder, mount):
-        yield f"run_dir = {str(folder)!r} is local to each host ({mount.kind}): name a folder that all nodes share"
+        yield f"run_dir = {str(folder)!r} is local to each host ({mount.kind}): name a folder that all share: --run-dir"
     elif not os.path.exists(top := Path(*folder.parts[:2])):
         yield f"run_dir = {str(folder)!r}: {top} does not exist: is it misspelt?"
 

@@ -44,6 +44,13 @@ def words_of_lines(script: str, mark: str = SBATCH) -> list[LineWord]:
     ]
 
 
+def late_line(script: str, mark: str) -> int:
+    """The first line with options behind the first command, where nobody reads them; 0: there is none."""
+    head = max((number for number, _ in _head(script)), default=0)
+    lines = enumerate(script.split("\n"), 1)
+    return next((number for number, line in lines if number > head and line.startswith(f"{mark} --")), 0)
+
+
 def _head(script: str) -> Iterator[tuple[int, str]]:
     """The lines before the first command."""
     begin, number = 0, 1

@@ -12,7 +12,7 @@ from muster.launcher.scripts.asked import Asked, ask, refuse
 from muster.launcher.scripts.call import Kind, ScriptCall
 from muster.launcher.scripts.size import Size, grown, note_of_nodelist, size_of
 from muster.slurm.client.sbatch_options import WrongOption, read_words
-from muster.slurm.client.script_lines import WrongLine, words_of_lines
+from muster.slurm.client.script_lines import WrongLine, late_line, words_of_lines
 from muster.slurm.client.srun_options import described
 
 OWN = {"--spares": Kind(True), "--dry-run": Kind(False), "--elastic": Kind(True, is_truth=True)} | {
@@ -196,6 +196,12 @@ def test_a_size_that_slurm_would_choose_is_refused(options: str, says: str) -> N
     with pytest.raises(WrongInput, match=f"the command line: {says}") as refused:
         list(grown(given, size_of(given, elastic=False), 1))
     assert "Nothing was queued" in refused.value.hint
+
+
+def test_keys_behind_the_first_command_are_found() -> None:
+    text = "#!/bin/bash\n#MUSTER --spares=1\n# a\n\nhostname\n# b\n#MUSTERED\n#MUSTER --elastic\n"
+    assert late_line(text, keys.MARK) == 8
+    assert late_line(text.replace("hostname", ""), keys.MARK) == 0
 
 
 def test_without_spares_slurm_may_choose() -> None:
