@@ -136,9 +136,8 @@ async def _launch(options: argparse.Namespace, spec: JobSpec, site: Site) -> int
     _on_end(task.terminate)
     found = await task.handed_over()
     if isinstance(found, int):
-        words = " ".join(options.words)
-        print(f"muster-agent: on {own.node}, {words[:200]!r} has ended with exit code {found} and launched "
-              "nothing that Muster can supervise", file=sys.stderr)  # fmt: skip
+        print(f"muster: on {own.node}, the launch has ended with exit code {found}, and Muster has started no rank",
+              file=sys.stderr)  # fmt: skip
         return found
     try:
         spec = found.of_job(spec)

@@ -87,6 +87,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="as in job.toml: seconds without a finished step; default 60, in an allocation as in job.toml",
     )
+    words = "as in job.toml: failures in a row without progress after which the run fails; default 3"
+    parser.add_argument("--max-failures", type=int, metavar="N", help=words)
     parser.add_argument("--durable-dir", default="", metavar="PATH", help="folder or URL for durable checkpoints")
     parser.add_argument(
         "--trust-durable-store",
@@ -143,7 +145,16 @@ async def _run_here(call: TorchrunCall, options: argparse.Namespace) -> int:
         raise WrongInput("--fault and --nodes are for a workstation, and this is a job of Slurm")
     environ = process_tree.environment_at_start()
     if in_allocation.is_known(environ):
-        if any((options.spares, options.run_dir, options.durable_dir, options.resume, options.hang_after)):
+        if any(
+            (
+                options.spares,
+                options.run_dir,
+                options.durable_dir,
+                options.resume,
+                options.hang_after,
+                options.max_failures,
+            )
+        ):
             raise WrongInput("muster submit has queued this job", "give the options of Muster to muster submit")
         in_allocation.launch_of_script(call, environ)
     options.spares = options.spares or 0
@@ -244,7 +255,7 @@ def _spec(options: argparse.Namespace, run_dir: Path) -> JobSpec:
         "durable_dir": _durable_dir(options.durable_dir),
         "checkpoint": {"trust_durable_store": options.trust_durable_store},
         "requeue": False,
-        **({} if options.hang_after is None else {"hang_after": options.hang_after}),
+        **{name: value for name in ("hang_after", "max_failures") if (value := getattr(options, name)) is not None},
     }
     try:
         return Job.model_validate(given).to_proto(work_dir=os.getcwd())

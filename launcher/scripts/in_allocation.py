@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _TASK = "MUSTER_TASK_SOCKET"
 """An agent of Muster has started this process, and takes over what torchrun launches."""
 _SQUEUE_S = 30.0
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""From this number on, steps are no steps of srun: the shell of sbatch, that of salloc. Slurm 26.05 writes -5, too."""
 _ALONE = ("--nodes={0}", "--ntasks={0}", "--ntasks-per-node=1")
 
 
@@ -56,6 +58,11 @@ def launch_of_script(call: TorchrunCall, environ: Mapping[str, str]) -> NoReturn
         srun = Path(launch_settings.program_folder(environ[launch_settings.SETTINGS]), "srun")
         words = [str(srun), *(word.format(nodes) for word in _ALONE), *words]
     _become(words, environ)
+
+
+def _is_task_of_srun(environ: Mapping[str, str]) -> bool:
+    step = environ.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
 
 
 def own_nodes(environ: Mapping[str, str], spares: int) -> int:
@@ -97,7 +104,7 @@ async def launch(call: TorchrunCall, spec: JobSpec, environ: Mapping[str, str]) 
         launch_settings.JOB: environ["SLURM_JOB_ID"],
     }
     argv = [settings.agent, "srun", *(word.format(spec.nodes) for word in _ALONE), *words]
-    if "SLURM_STEP_ID" in environ:
+    if _is_task_of_srun(environ):
         return launch_for_all(argv, {**environ, **own}, f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}")
     _become(argv, {**environ, **own})
 

@@ -218,7 +218,7 @@ async def test_a_command_that_launches_nothing_ends_with_its_own_exit_code(gang:
     gang.launch_task("n0", "bash", "-c", "echo prepared; exit 7", nodes=1)
     assert await gang.exit_code("n0") == 7
     assert (gang.folder / "n0.out").read_text() == "prepared\n"
-    assert "launched nothing that Muster can supervise" in (gang.folder / "n0.err").read_text()
+    assert "ended with exit code 7, and Muster has started no rank" in (gang.folder / "n0.err").read_text()
 
 
 async def test_a_command_that_does_not_exist_is_named(gang: Gang) -> None:

@@ -63,6 +63,13 @@ def test_whose_job_it_is() -> None:
         in_allocation.own_nodes(of_slurm, 3)
 
 
+@pytest.mark.parametrize(
+    ("step", "is_task"), [("0", True), ("12", True), ("-5", False), ("4294967291", False), ("", False)]
+)
+def test_the_shell_of_a_job_is_no_task_of_srun(step: str, is_task: bool) -> None:
+    assert in_allocation._is_task_of_srun({"SLURM_STEP_ID": step}) is is_task
+
+
 async def test_launchers_of_several_hosts_do_not_meet_which_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
