@@ -65,7 +65,9 @@ class Choice:
 NO_WRAPPER: Callable[[str], str] = lambda _: ""  # noqa: E731
 
 
-def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str], str] = NO_WRAPPER) -> Choice:
+def choose(
+    text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str], str] = NO_WRAPPER, each: int = 1
+) -> Choice:
     """Chooses the line of a bash script.
 
     Args:
@@ -73,6 +75,7 @@ def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str]
         nodes: of the job; None: not known before it starts.
         named: the line that #MUSTER --launch-line names; 0: it names none.
         wrapper: the text of a file that a command names; empty: there is none.
+        each: tasks on each node of an srun that does not say how many.
     """
     script = scan(text)
     if named:
@@ -85,7 +88,7 @@ def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str]
                 chosen, beside = _of_alike(alike)
             # In a script of one node: it may stand in another branch than the srun of several nodes.
             alone = next((program for _, command in found if (program := _alone(command, script))), "")
-            choice = _of_command(chosen, why, script)
+            choice = _of_command(chosen, why, script, each)
             return replace(choice, beside=beside, alone=choice.alone or alone)
     return next(_without(script, nodes), Choice(problem="no srun of the script starts a training", instead=_WRITE_SRUN))
 
@@ -101,6 +104,7 @@ def _of_alike(lines: list[ShellCommand]) -> tuple[ShellCommand, int]:
 
 
 _ONE_SRUN = "write one srun for all nodes: `srun torchrun --nnodes=$SLURM_NNODES ...`"
+_ONE_TASK = "write `srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 ...`"
 _WRITE_SRUN = "write `srun torchrun ...`, or name the line with #MUSTER --launch-line=N"
 _RANKS_OF_SRUN = "write `srun torchrun ...`, or `srun python ...` with a task for each rank"
 _BY_ITSELF = "starts ranks by itself, where Muster does not see them"
@@ -122,7 +126,7 @@ def _named(script: Script, line: int, nodes: int | None) -> Choice:
     )
 
 
-def _of_command(command: ShellCommand, why: str, script: Script) -> Choice:
+def _of_command(command: ShellCommand, why: str, script: Script, each: int) -> Choice:
     """The choice, unless what would become of it is no gang."""
     whole = _resolved(command.text, script.values)
     if starts := _container(command, script):
@@ -137,7 +141,15 @@ def _of_command(command: ShellCommand, why: str, script: Script) -> Choice:
         )
     if why != BY_LAUNCHER and (found := _OTHER_LAUNCHERS.search(before_program(whole))):
         return _refuse(command, f"{found[1]} starts ranks that Muster does not see", _RANKS_OF_SRUN)
+    if why == BY_LAUNCHER and each > 1 and _takes_size_of_job(command, script):
+        return _refuse(command, f"srun starts a launcher {each} times on each node", _ONE_TASK)
     return Choice(_line(command, why), alone=_alone(command, script))
+
+
+def _takes_size_of_job(command: ShellCommand, script: Script) -> bool:
+    """Whether the command is an srun without options of size, as far as is known before the script runs."""
+    srun = _srun(_resolved(command.text, script.values))
+    return _is_srun(command, script) and not srun.has(*_SIZE) and "$" not in "".join(srun.command[:1])
 
 
 def _line(command: ShellCommand, why: str) -> LaunchLine:

@@ -88,7 +88,7 @@ def look_over(
     asked, texts = ask(lines, environ, call.options), keys.read_lines(own)
     of_script = texts.pop(keys.LAUNCH_LINE, None)
     named = launch_line if launch_line is not None else _line_number(of_script) if of_script else 0
-    choice = choose(script.text, size.likely_nodes(asked), named, wrapper)
+    choice = choose(script.text, size.likely_nodes(asked), named, wrapper, size.tasks_per_node(asked))
     if named and choice.launch is None:
         raise WrongInput(choice.problem, f"{choice.instead}. {NOTHING}")
     if why := _why_unsupervised(script, asked, choice):

@@ -62,6 +62,12 @@ def likely_nodes(asked: Asked) -> int | None:
         return None
 
 
+def tasks_per_node(asked: Asked) -> int:
+    """Tasks on each node of an srun that does not say how many, as far as it is known."""
+    tasks, nodes = _number(asked, "ntasks"), likely_nodes(asked)
+    return tasks // nodes if tasks and nodes else _number(asked, "ntasks-per-node") or 1
+
+
 def _derived(asked: Asked) -> int | None:
     """The number of nodes of a script without --nodes; None: Slurm would choose it."""
     if (listed := asked.value("nodelist")) and "/" not in listed:

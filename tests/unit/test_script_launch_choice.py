@@ -142,6 +142,14 @@ def test_what_can_not_be_supervised_is_said_with_its_line(text: str, line: int, 
     assert problem in found.problem
 
 
+def test_a_launcher_several_times_on_each_node_is_said() -> None:
+    assert "4 times on each node" in chosen("srun -l torchrun a.py", each=4).problem
+    for text in ("srun --ntasks-per-node=1 torchrun a.py", "A='-n 4'\nsrun $A torchrun a.py", "srun $A torchrun a.py"):
+        assert chosen(text, each=4).launch, text
+    assert chosen("torchrun a.py", nodes=1, each=4).launch
+    assert chosen("srun python a.py", each=4).launch
+
+
 def test_on_one_node_an_srun_of_one_node_launches() -> None:
     text = "srun -N1 -n1 torchrun --standalone train.py"
     assert why(chosen(text, nodes=1)) == BY_LAUNCHER
