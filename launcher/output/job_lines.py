@@ -31,6 +31,12 @@ _NODES_EXPLAINED = 3
 _ROLES = (("rank", "with ranks"), ("spare", "spare"), ("out", "out"), ("absent", "absent"))
 
 
+def job_ids(view: GangView) -> str:
+    """The job as Slurm shows it, a task of an array as "42_1", and the jobs of nodes of a shared pool."""
+    ids = [*map(str, view.slurm_job_ids)]
+    return " ".join([view.array_task, *ids[1:]] if view.array_task else ids)
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """Now, on the screen on which times are shown."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from muster.launcher.output.job_lines import goodput_share, pace, says_no_step
+from muster.launcher.output.job_lines import goodput_share, job_ids, pace, says_no_step
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import table
 from muster.launcher.output.tables import coloured, committed
@@ -50,7 +50,7 @@ def gang_list(views: Iterable[GangView], screen: Screen, owners: Mapping[int, st
         waits = f"waits for {view.waiting_for}" if view.waiting_for else ""
         rows.append(
             (
-                " ".join(map(str, view.slurm_job_ids)),
+                job_ids(view),
                 view.name,
                 names.get(view.owner_uid, ""),
                 coloured(view.phase),

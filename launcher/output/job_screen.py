@@ -27,7 +27,7 @@ def one_screen(view: GangView, screen: Screen, now: float, last_words: Iterable[
 
 
 def _lines(view: GangView, said: Said, moment: Moment, last_words: Iterable[str]) -> Iterator[tuple[str, Cell]]:
-    jobs = " ".join(map(str, view.slurm_job_ids))
+    jobs = job_lines.job_ids(view)
     generation = f", generation {view.generation}" if view.generation else ""
     yield "job", f"{view.name} ({jobs}){generation}; {time_with_zone(moment.now, moment.screen.zone)}"
     yield "state", Coloured(job_lines.state_words(view, moment), colour(view.phase))

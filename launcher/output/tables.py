@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from muster.daemon.host import rank_log_files
 from muster.launcher.output.checkpoint_lines import checkpoint_lines, what_is_left
-from muster.launcher.output.job_lines import measured_lines, says_no_step
+from muster.launcher.output.job_lines import job_ids, measured_lines, says_no_step
 from muster.launcher.output.node_tables import COLOURS, attached, heard, lemon_words
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import Cell, Coloured, Row, labelled, table
@@ -55,7 +55,7 @@ def gang_details(view: GangView, screen: Screen, last_words: Iterable[str] = ())
 
 
 def _summary(view: GangView, said: Said, last_words: Iterable[str]) -> Iterator[tuple[str, Cell]]:
-    jobs = " ".join(map(str, view.slurm_job_ids))
+    jobs = job_ids(view)
     yield "job", f"{view.name} (Slurm job {jobs}, gang {view.gang_id})"
     yield (
         "phase",

@@ -42,7 +42,7 @@ def clock_words(at_s: float, moment: Moment) -> str:
 
 def title(view: GangView, moment: Moment) -> Line:
     """Which job this is, its generation, and its phase."""
-    jobs = " ".join(map(str, view.slurm_job_ids))
+    jobs = job_lines.job_ids(view)
     state = Coloured(job_lines.state_words(view, moment), colour(view.phase))
     return line(f"{view.name or view.gang_id} ({jobs})  generation {view.generation}  ", state)
 

@@ -40,6 +40,7 @@ from muster.daemon.testing.scripted_agent import ScriptedAgent
 from muster.daemon.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.fabric.sources.slurm_topology import SlurmTopology
+from muster.launcher.output.job_lines import job_ids
 from muster.node_health import NodeHealth
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
@@ -803,7 +804,8 @@ async def test_describe_of_an_unknown_job(api: Any) -> None:
 
 async def test_a_task_of_an_array_is_named_as_slurm_names_it(world: ScriptedWorld, api: Any) -> None:
     await api.Register(api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec(array_task="9_1")))
-    assert (await api.Describe(api_pb2.GangRef(gang_id="9_1"))).gang_id == "g1"
+    view = await api.Describe(api_pb2.GangRef(gang_id="9_1"))
+    assert (view.gang_id, job_ids(view)) == ("g1", "9_1")
     code, words = await _refusal(api.Describe(api_pb2.GangRef(gang_id="9_2")))
     assert (code, words.partition(":")[0]) == (grpc.StatusCode.NOT_FOUND, "gang 9_2")
     wrong = api_pb2.RegisterRequest(gang_id="g2", slurm_job_id=1, spec=spec(array_task="nine"))

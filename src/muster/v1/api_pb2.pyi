@@ -995,6 +995,7 @@ class GangView(_message.Message):
     USE_FIELD_NUMBER: _builtins.int
     UNSUPERVISED_FIELD_NUMBER: _builtins.int
     AWAITS_LAUNCH_FIELD_NUMBER: _builtins.int
+    ARRAY_TASK_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     name: _builtins.str
     owner_uid: _builtins.int
@@ -1044,6 +1045,8 @@ class GangView(_message.Message):
     """What of a user's own script is not supervised, and why, in words; empty: nothing is known to be so."""
     awaits_launch: _builtins.bool
     """JobSpec.awaits_launch: no agent has attached yet, or none ever did."""
+    array_task: _builtins.str
+    """JobSpec.array_task: "42_1", as Slurm shows a task of an array; empty: the job is none."""
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1117,10 +1120,11 @@ class GangView(_message.Message):
         use: Global___UseView | None = ...,
         unsupervised: _builtins.str = ...,
         awaits_launch: _builtins.bool = ...,
+        array_task: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "goodput", b"goodput", "training", b"training", "use", b"use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_stop", b"after_stop", "awaits_launch", b"awaits_launch", "checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "expected_start_s", b"expected_start_s", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "goodput", b"goodput", "if_node_fails", b"if_node_fails", "last_loss", b"last_loss", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "phase_since_s", b"phase_since_s", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "recovery_count", b"recovery_count", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "run_ends_s", b"run_ends_s", "run_started_s", b"run_started_s", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "stop_s", b"stop_s", "training", b"training", "unsupervised", b"unsupervised", "use", b"use", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_stop", b"after_stop", "array_task", b"array_task", "awaits_launch", b"awaits_launch", "checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "expected_start_s", b"expected_start_s", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "goodput", b"goodput", "if_node_fails", b"if_node_fails", "last_loss", b"last_loss", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "phase_since_s", b"phase_since_s", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "recovery_count", b"recovery_count", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "run_ends_s", b"run_ends_s", "run_started_s", b"run_started_s", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "stop_s", b"stop_s", "training", b"training", "unsupervised", b"unsupervised", "use", b"use", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
