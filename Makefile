@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
 TOPOLOGY ?= tree
+# Debian of the test cluster: forky has Slurm 26.05, trixie has Slurm 24.11.
+SUITE ?= forky
 RELEASE := $(VENV)/release-tools
 
 # Where this is set, each Python process that a test starts would compile all of Muster that it imports, and each process of
@@ -64,10 +66,10 @@ CLUSTER := $(BIN)/python -m muster.slurm.testcluster
 
 image: setup ## build the cluster's container image for the tests (three minutes from nothing, a second after a change)
 	@sh slurm/image/host-setup.sh
-	@$(BIN)/python -m muster.slurm.image build
+	@$(BIN)/python -m muster.slurm.image build --suite $(SUITE)
 
 cluster-up: image ## start a Slurm cluster of containers: make cluster-up NODES=10 TOPOLOGY=block
-	@$(CLUSTER) up --nodes $(NODES) --topology $(TOPOLOGY)
+	@$(CLUSTER) up --nodes $(NODES) --topology $(TOPOLOGY) --suite $(SUITE)
 
 cluster-shell: ## a shell on the cluster's login node, as the ordinary user alice
 	@$(CLUSTER) shell
@@ -118,13 +120,13 @@ object-store-test: $(S3)/.ready ## flushes to an S3 server on loopback that thro
 
 # The image is built beside the virtual environment, with the host's own Python: it needs nothing else. It lacks what only
 # the tests need.
-demo: ## a training job outlives a dead node, on one screen
+demo: ## a training job outlives a dead node, on one screen; on Slurm 24.11: make demo SUITE=trixie
 	@sh slurm/image/host-setup.sh
-	@PYTHONPATH=src $(PYTHON) -m muster.slurm.image demo & image=$$!; \
+	@PYTHONPATH=src $(PYTHON) -m muster.slurm.image demo --suite $(SUITE) & image=$$!; \
 	    trap 'kill $$image 2>/dev/null' INT TERM; \
 	    $(MAKE) --no-print-directory setup; setup=$$?; \
 	    wait $$image && exit $$setup
-	@$(BIN)/python -m muster.slurm.testcluster.demo
+	@$(BIN)/python -m muster.slurm.testcluster.demo --suite $(SUITE)
 
 # The image is built beside the unit tests: it mostly waits for packages. The cluster tests mostly wait for Slurm, so the
 # simulated worlds and the PyTorch tests run beside them, with the time that they leave. What failed is printed last.
@@ -161,14 +163,14 @@ chaos: image ## random faults against two training jobs on a real Slurm: make ch
 	@$(BIN)/python -m muster.slurm.testcluster.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench-recovery: image ## time from each fault to the first step after it, on a cluster of containers
-	@$(BIN)/python -m benchmarks.bench_recovery --json build/recovery.json
+	@$(BIN)/python -m benchmarks.bench_recovery --suite $(SUITE) --json build/recovery.json
 
 figures: setup ## the README's picture and table of recoveries, from what bench-recovery measured last
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]'
 	@$(BIN)/python -m benchmarks.recovery_figures
 
 bench-slurm: image ## what each call of the Slurm client costs, on a cluster of containers
-	@$(BIN)/python -m benchmarks.bench_slurm
+	@$(BIN)/python -m benchmarks.bench_slurm --suite $(SUITE)
 
 bench-standby: image ## how long nobody coordinates when a standby takes over, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_standby

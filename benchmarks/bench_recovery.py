@@ -30,6 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from muster.slurm.image.recipe import SUITES
 from muster.slurm.testcluster.cluster import Cluster
 from muster.slurm.testcluster.spec import ClusterSpec
 from muster.slurm.testcluster.training import FATAL_XID_LINE, PRECURSOR_XID_LINE, Training, TrainingSpec
@@ -155,6 +156,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--faults", nargs="+", choices=[f.name for f in ALL], default=[f.name for f in FAULTS])
     parser.add_argument("--cluster", help="use this running cluster instead of a new one")
+    parser.add_argument("--suite", default="forky", choices=SUITES, help="Debian: Slurm 26.05 or 24.11")
     parser.add_argument("--no-peers", action="store_true", help="do not measure Slurm's requeue and torchrun")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     return parser.parse_args()
@@ -164,7 +166,7 @@ def main() -> int:
     """Measure, print, end the cluster that was started for it."""
     args = arguments()
     console = Console(stderr=True)
-    cluster = Cluster.attach(args.cluster) if args.cluster else Cluster.up(ClusterSpec(nodes=10))
+    cluster = Cluster.attach(args.cluster) if args.cluster else Cluster.up(ClusterSpec(nodes=10, suite=args.suite))
     results: dict[str, Figures] = {}
     peers: dict[str, Any] = {}
     try:

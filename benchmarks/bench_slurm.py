@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from muster.slurm.image.recipe import SUITES, Recipe
 from muster.slurm.testcluster.cluster import CONTROLLER, Cluster
 from muster.slurm.testcluster.spec import ClusterSpec
 
@@ -49,9 +50,11 @@ def main() -> int:
     """Measures, prints, and removes the cluster."""
     parser = argparse.ArgumentParser(description="Measures each call of the Slurm client.")
     parser.add_argument("--rounds", type=int, default=5)
-    rounds: int = parser.parse_args().rounds
-    with Cluster.up(ClusterSpec(nodes=4)) as cluster:
-        costs = {backend: measure(cluster, backend, rounds) for backend in ("pyslurm", "cli")}
+    parser.add_argument("--suite", default="forky", choices=SUITES, help="Debian: Slurm 26.05 or 24.11")
+    args = parser.parse_args()
+    backends = ("pyslurm", "cli") if Recipe.of(args.suite).pyslurm else ("cli",)
+    with Cluster.up(ClusterSpec(nodes=4, suite=args.suite)) as cluster:
+        costs = {backend: measure(cluster, backend, args.rounds) for backend in backends}
     Console(width=120).print(table(costs))
     print(json.dumps(costs))
     return 0

@@ -54,6 +54,9 @@ TEST_REQUIREMENTS = ("pytest", "pytest-asyncio", "hypothesis", "torchdata", "mat
 
 PYSLURM = "25.11.2"
 
+SUITES = {"forky": "26.05", "trixie": "24.11"}
+"""The Debian suites, and the Slurm of each."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -68,7 +71,7 @@ class Recipe:
 
     @staticmethod
     def of(suite: str, for_tests: bool = True) -> Recipe:
-        """The recipe for a Debian suite: ``forky`` has Slurm 26.05, ``trixie`` has Slurm 24.11 (without pyslurm)."""
+        """The recipe for one of `SUITES`. pyslurm does not build against Slurm 24.11."""
         return Recipe(suite, PYSLURM if suite == "forky" else None, for_tests)
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from muster.slurm.image.engine import EngineError, find_engine
 from muster.slurm.image.nvml_stand_in import MAX_GPUS
+from muster.slurm.image.recipe import SUITES
 from muster.slurm.testcluster import registry
 from muster.slurm.testcluster.cluster import COORDINATOR, Cluster
 from muster.slurm.testcluster.hardware.pretended_host import HOSTS
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--leaves", type=int, default=4, help="leaf switches, or blocks; default: 4")
     up.add_argument("--gpus", type=int, default=0, help="fake GPUs on each node, as Slurm GRES")
     up.add_argument("--slurmd-timeout", type=int, default=10, metavar="SECONDS")
-    up.add_argument("--suite", default="forky", choices=["forky", "trixie"], help="Debian: Slurm 26.05 or 24.11")
+    up.add_argument("--suite", default="forky", choices=SUITES, help="Debian: Slurm 26.05 or 24.11")
     up.add_argument("--no-daemons", action="store_true", help="do not start Muster's daemons")
     down = verb("down", _down, "remove a cluster")
     down.add_argument("--stale", action="store_true", help="remove all clusters whose owning process has exited")

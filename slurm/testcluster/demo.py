@@ -8,6 +8,7 @@ scripted.
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ from rich.text import Text
 
 from muster.node_health import OUT_OF_SERVICE, NodeHealth
 from muster.slurm.image.engine import EngineError
+from muster.slurm.image.recipe import SUITES
 from muster.slurm.testcluster.cluster import Cluster
 from muster.slurm.testcluster.spec import ClusterSpec
 from muster.slurm.testcluster.training import FATAL_XID_LINE, Training, TrainingSpec, View
@@ -161,12 +163,15 @@ def _mirror(stage: Stage, training: Training) -> None:
 
 def main() -> int:
     """Exit status: the job's own; 1 if the demo failed; 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Shows how a training job survives two faults.")
+    parser.add_argument("--suite", default="forky", choices=SUITES, help="Debian: Slurm 26.05 or 24.11")
+    suite: str = parser.parse_args().suite
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     stage = Stage(room=max(4, console.height - 12) if console.is_terminal else 1000)
     try:
         with (
-            Cluster.up(ClusterSpec(nodes=10, tests_image=False)) as cluster,
+            Cluster.up(ClusterSpec(nodes=10, suite=suite, tests_image=False)) as cluster,
             Live(stage, console=console, refresh_per_second=4),
         ):
             stage.say("a Slurm cluster of 10 nodes, 1 controller and 1 login container is up")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from muster.slurm.image.engine import EngineError
+from muster.slurm.image.recipe import SUITES
 from muster.slurm.testcluster.cluster import Cluster
 from muster.slurm.testcluster.diagnostics import diagnostics
 from muster.slurm.testcluster.spec import ClusterSpec
@@ -25,7 +26,7 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--suite trixie`: the same tests on an older Slurm."""
-    parser.addoption("--suite", default="forky", choices=["forky", "trixie"], help="Debian: Slurm 26.05 or 24.11")
+    parser.addoption("--suite", default="forky", choices=SUITES, help="Debian: Slurm 26.05 or 24.11")
 
 
 @pytest.fixture(scope="session")
