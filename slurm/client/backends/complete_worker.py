@@ -21,9 +21,9 @@ _LIBRARIES: Final = (
     "/usr/local/lib*/slurm/libslurmfull.so",
     "/opt/slurm/lib*/slurm/libslurmfull.so",
 )
-_STEP_ID_SINCE: Final = 0x190B00
-"""Slurm 25.11. From this version on, slurm_complete_job takes a pointer to a step id. Older versions take a plain job
-id.
+_STEP_ID_SINCE: Final = 44 << 16
+"""From Slurm 25.11 on, slurm_complete_job takes a pointer to a step id. Older versions take a plain job id. What
+slurm_api_version gives is API_CURRENT of Slurm's file META: 42 for 24.11, 43 for 25.05, 44 for 25.11, 45 for 26.05.
 """
 _NO_VAL: Final = 0xFFFFFFFE
 
