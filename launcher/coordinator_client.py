@@ -165,10 +165,18 @@ class CoordinatorClient:
         """The current state of the gang."""
         return await self._answer(self._stub.Describe(ref, timeout=CALL_TIMEOUT_S))
 
-    async def gangs(self, *, brief: bool = False) -> list[pb.GangView]:
-        """The caller's gangs; for an operator, all gangs. `brief`: as in ListRequest."""
-        reply = await self._answer(self._stub.List(pb.ListRequest(brief=brief), timeout=CALL_TIMEOUT_S))
+    async def gangs(self, *, brief: bool = False, array: int = 0) -> list[pb.GangView]:
+        """The caller's gangs; for an operator, all gangs. `brief`, `array`: as in ListRequest."""
+        request = pb.ListRequest(brief=brief, array=array)
+        reply = await self._answer(self._stub.List(request, timeout=CALL_TIMEOUT_S))
         return list(reply.gangs)
+
+    async def tasks(self, ref: pb.GangRef, *, brief: bool = False) -> list[pb.GangView]:
+        """The gangs of the tasks of an array job that have launched; empty: `ref` names no array, or none has."""
+        if not ref.slurm_job_id:
+            return []
+        found = await self.gangs(brief=brief, array=ref.slurm_job_id)
+        return [view for view in found if view.array_task]  # an earlier version lists all jobs
 
     async def nodes(self) -> pb.NodesReply:
         """Every node that Slurm has or that a node daemon has reported."""

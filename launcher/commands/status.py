@@ -32,6 +32,7 @@ from muster.launcher.command import (
 from muster.launcher.command_line import since
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import WrongInput
+from muster.launcher.output.job_lines import by_number
 from muster.launcher.output.job_list import RECENT_S, Selection, gang_list
 from muster.launcher.output.job_screen import one_screen
 from muster.launcher.output.json_text import to_json
@@ -77,6 +78,11 @@ async def _run(options: argparse.Namespace) -> int:
         if options.job is None:
             return await _list(coordinator, options)
         if not options.follow:
+            if tasks := await coordinator.tasks(gang_ref(options.job), brief=not options.json):
+                _show_list(tasks, options)
+                one = min(tasks, key=by_number).array_task
+                print_note(f"tasks that have launched nothing are not shown; muster status {one} shows one in full")
+                return 0
             await _show(await coordinator.describe(gang_ref(options.job)), options)
             return 0
         return await _follow(coordinator, options)
@@ -89,16 +95,23 @@ async def _list(coordinator: CoordinatorClient, options: argparse.Namespace) -> 
     chosen = _selection(options)
     gangs = await coordinator.gangs(brief=not options.json)
     shown = [view for view in gangs if chosen.includes(view, clock.wall())]
-    if options.json:
-        for gang in shown:
-            print(to_json(gang), flush=True)
-        return 0
     if shown:
-        show(gang_list(shown, screen(options), _owners(shown)))
-    elif not gangs:
+        _show_list(shown, options)
+    elif not gangs and not options.json:
         say("the coordinator knows no jobs of yours")
-    _note_left_out(len(gangs) - len(shown), options)
+    if not options.json:
+        _note_left_out(len(gangs) - len(shown), options)
     return 0
+
+
+def _show_list(views: Iterable[GangView], options: argparse.Namespace) -> None:
+    """One line for each job."""
+    views = list(views)
+    if options.json:
+        for view in views:
+            print(to_json(view), flush=True)
+    else:
+        show(gang_list(views, screen(options), _owners(views)))
 
 
 def _selection(options: argparse.Namespace) -> Selection:

@@ -8,7 +8,7 @@ from muster.fabric.model.level import Level
 from muster.launcher.diagnosis.diagnosis import Diagnosis
 from muster.launcher.diagnosis.links import Side, SlowLink
 from muster.launcher.diagnosis.steps import WAIT_OF_NOTE
-from muster.launcher.output.job_lines import recovery_phases, says_no_step
+from muster.launcher.output.job_lines import job_ids, recovery_phases, says_no_step
 from muster.wording import duration, percent
 
 SLOWER_THAN_BEFORE = 0.9
@@ -28,8 +28,8 @@ def advice(found: Diagnosis) -> list[str]:
     ]
 
 
-def _job(found: Diagnosis) -> int:
-    return found.measured.gang.slurm_job_ids[0] if found.measured.gang.slurm_job_ids else 0
+def _job(found: Diagnosis) -> str:
+    return job_ids(found.measured.gang).partition(" ")[0] or "0"
 
 
 def _has_spare(found: Diagnosis) -> bool:

@@ -11,7 +11,7 @@ from muster.launcher.diagnosis.diagnosis import Diagnosis
 from muster.launcher.diagnosis.groups import PlacedKind, TornGroup
 from muster.launcher.diagnosis.links import MeasuredLink, Side, SlowLink
 from muster.launcher.diagnosis.steps import Earlier, speaks_of_link, wait_of
-from muster.launcher.output.job_lines import says_no_step
+from muster.launcher.output.job_lines import job_ids, says_no_step
 from muster.launcher.output.screen import Screen, time_with_zone
 from muster.launcher.output.table import labelled
 from muster.launcher.plan.screen import WHERE
@@ -51,7 +51,7 @@ def _findings(found: Diagnosis, screen: Screen) -> Iterator[tuple[str, str]]:
 
 def _title(found: Diagnosis) -> str:
     gang, spec = found.measured.gang, found.measured.spec
-    jobs = " ".join(map(str, gang.slurm_job_ids))
+    jobs = job_ids(gang)
     size = counted(len(gang.ranks), "rank")
     step = "no step is known" if says_no_step(gang) else f"step {gang.step}"
     if spec.nodes:

@@ -53,6 +53,12 @@ class Moment:
         return f"{self.screen.time(at_s, 'minutes')}, in {duration(max(0.0, at_s - self.now))}"
 
 
+def by_number(view: GangView) -> tuple[bool, int, int, str]:
+    """The order of a list: jobs that go on, by number; then those that have ended. Tasks of an array by theirs."""
+    array, _, task = view.array_task.partition("_")
+    return view.final, int(array or min(view.slurm_job_ids, default=0)), int(task or 0), view.gang_id
+
+
 def state_words(view: GangView, moment: Moment) -> str:
     """The phase, since when, and how much time the run has left."""
     since = f" for {duration(max(0.0, moment.now - view.phase_since_s))}" if view.phase_since_s else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from muster.launcher.output.job_lines import goodput_share, job_ids, pace, says_no_step
+from muster.launcher.output.job_lines import by_number, goodput_share, job_ids, pace, says_no_step
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import table
 from muster.launcher.output.tables import coloured, committed
@@ -46,7 +46,7 @@ def gang_list(views: Iterable[GangView], screen: Screen, owners: Mapping[int, st
     )  # fmt: skip
     names = owners or {}
     rows = []
-    for view in sorted(views, key=lambda view: (view.final, min(view.slurm_job_ids, default=0), view.gang_id)):
+    for view in sorted(views, key=by_number):
         waits = f"waits for {view.waiting_for}" if view.waiting_for else ""
         rows.append(
             (

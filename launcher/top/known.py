@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from muster.launcher.output.job_lines import by_number
 from muster.launcher.output.tables import conditions
 from muster.launcher.top.messages import Message
 from muster.v1.api_pb2 import EventRecord, GangView, ListReply, NodesReply, NodeView, RankView
@@ -93,7 +94,7 @@ class Known:
     def all_jobs(self) -> list[Job]:
         """The jobs of the newest list, those that go on first."""
         found = [self.jobs[id] for id in self.listed]
-        return sorted(found, key=lambda job: (job.view.final, min(job.view.slurm_job_ids, default=0)))
+        return sorted(found, key=lambda job: by_number(job.view))
 
     def events_of(self, gang_id: str) -> Sequence[EventRecord]:
         """The events of a job, the newest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from muster.launcher.output.job_lines import Moment, goodput_share, goodput_words, pace, says_no_step
+from muster.launcher.output.job_lines import Moment, goodput_share, goodput_words, job_ids, pace, says_no_step
 from muster.launcher.output.job_list import RECENT_S, Selection
 from muster.launcher.output.table import Cell, Coloured, Row
 from muster.launcher.output.tables import coloured
@@ -66,7 +66,7 @@ def _job_list(known: Known, where: Place, moment: Moment) -> Listing[Job]:
     def row(job: Job) -> Row:
         view = job.view
         return (
-            _first_job(view.slurm_job_ids),
+            _first_job(job_ids(view).split()),
             view.name if len(view.name) <= _NAME_CHARS else f"{view.name[: _NAME_CHARS - 1]}…",
             coloured(view.phase),
             "" if view.final else pace(view.training),
@@ -84,9 +84,9 @@ def _job_list(known: Known, where: Place, moment: Moment) -> Listing[Job]:
     return Listing(titles, found, lambda job: job.view.gang_id, row, _job_words, nothing)
 
 
-def _first_job(ids: Sequence[int]) -> str:
+def _first_job(ids: Sequence[str]) -> str:
     """The gang's own job, and how many pool jobs it has."""
-    return " ".join([*map(str, ids[:1]), *([f"+{len(ids) - 1}"] if len(ids) > 1 else [])])
+    return " ".join([*ids[:1], *([f"+{len(ids) - 1}"] if len(ids) > 1 else [])])
 
 
 def _job_words(job: Job) -> str:

@@ -110,6 +110,8 @@ class Job:
     held: bool = False
     dependency: str = ""
     work_dir: str = ""
+    array_task: str = ""
+    """The name that Slurm shows of a task of an array job: "42_1". Empty: no such task."""
     switches: str = ""
     """What the job asks of its leaf switches, as scontrol takes it: "2@0:05:00". Empty: nothing, or nobody knows."""
     unrecognised: tuple[str, ...] = ()

@@ -44,6 +44,7 @@ from muster.launcher.output.job_lines import job_ids
 from muster.node_health import NodeHealth
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
+from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.slurm.client.types import JobAnswers, Unknown
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, common_pb2, node_pb2, node_pb2_grpc
 
@@ -813,6 +814,21 @@ async def test_a_task_of_an_array_is_named_as_slurm_names_it(world: ScriptedWorl
         grpc.StatusCode.INVALID_ARGUMENT,
         'array_task must be the job id of an array and a task: "42_1"',
     )
+
+
+async def test_the_id_of_an_array_names_all_its_tasks(world: ScriptedWorld, api: Any) -> None:
+    """Slurm gives it to the last task, too."""
+    for id, task in (("g1", "9_10"), ("g2", "9_2"), ("g3", "")):
+        job = world.cluster.submit(JobRequest(nodes=1))
+        await api.Register(api_pb2.RegisterRequest(gang_id=id, slurm_job_id=job, spec=spec(array_task=task)))
+        if id == "g1":
+            assert (await api.Describe(api_pb2.GangRef(slurm_job_id=9))).array_task == "9_10"
+    reply = await api.List(api_pb2.ListRequest(array=9))
+    assert {view.gang_id for view in reply.gangs} == {"g1", "g2"}
+    words = "job 9 is an array: name one of its tasks: 9_2, 9_10"
+    for call in (api.Describe, api.Cancel, api.Flush):
+        assert await _refusal(call(api_pb2.GangRef(slurm_job_id=9))) == (grpc.StatusCode.INVALID_ARGUMENT, words)
+    assert (await api.Describe(api_pb2.GangRef(gang_id="9_2"))).gang_id == "g2"
 
 
 async def test_only_the_owner_of_the_job_may_register_a_gang(world: ScriptedWorld, api: Any) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.host import clock, rank_log_files
-from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld, spec
 from muster.daemon.transport import server_limits
 from muster.daemon.transport.channel import IDENTITY_DEADLINE_S
 from muster.daemon.transport.identity import SecretCredentials
@@ -410,6 +410,29 @@ async def test_cancel_then_follow_to_the_end(world: ScriptedWorld, capsys: pytes
     status = await muster(world, "status", "-f", "1")
     assert "CANCELLED" in outputs(capsys)[0]
     assert status != 0
+
+
+async def test_an_array_is_listed_and_cancelled_with_all_its_tasks(
+    world: ScriptedWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What has launched is cancelled by the coordinator, what has not by Slurm."""
+    site = Site.load(coordinator=world.address, auth=f"secret:{world.folder.parent}/secret")
+    async with Registration(site) as registration:
+        for id, task in (("g1", "9_10"), ("g2", "9_2")):
+            job = world.cluster.submit(JobRequest(nodes=1))
+            await registration.register(id, job, spec(array_task=task))
+    assert await muster(world, "status", "9") == 0
+    out, err = outputs(capsys)
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["job", "9_2", "9_10"]
+    assert "muster status 9_2 shows one" in err
+    with pytest.raises(WrongInput, match="job 9 is an array: name one of its tasks: 9_2, 9_10"):
+        await muster(world, "logs", "9")
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$*" >{tmp_path}/cancelled\n')
+    (tmp_path / "scancel").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert await muster(world, "cancel", "9") == 0
+    assert outputs(capsys)[0].count("is CANCELLED") == 2
+    assert (tmp_path / "cancelled").read_text() == "--quiet 9\n"
 
 
 async def _training(world: ScriptedWorld, **spec: Any) -> None:

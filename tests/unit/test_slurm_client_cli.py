@@ -103,7 +103,8 @@ async def test_no_variable_of_a_shell_changes_what_is_asked(
         commands.have(name, f"env >{commands.folder}/env")
     match command:
         case "cancel":
-            await slurm.cancel(7)
+            with pytest.raises(SlurmUnavailable):  # the answer of squeue is no JSON
+                await slurm.cancel(7)
         case "estimate_start":
             await slurm.estimate_start(commands.folder / "x", cwd=commands.folder)
         case _:
@@ -392,7 +393,24 @@ async def test_submit_uses_the_given_folder_and_environment(commands: Commands, 
 
 
 async def test_cancel_of_an_ended_job_is_no_error(commands: Commands, slurm: CliSlurm) -> None:
+    commands.answer("squeue", {"jobs": []})
     commands.have("scancel", "echo 'scancel: error: Kill job error on job id 2: Invalid job id specified' >&2; exit 1")
     await slurm.cancel(2)
     await slurm.cancel(2, 10)
-    assert commands.lines() == ["scancel 2", "scancel --signal=10 2"]
+    assert commands.lines()[1:] == ["scancel 2", "scancel --signal=10 2"]
+
+
+async def test_what_is_done_to_the_last_task_of_an_array_is_not_done_to_the_others(
+    commands: Commands, slurm: CliSlurm
+) -> None:
+    """It has the job id of the array."""
+    of_array = {"array_job_id": number(7), "job_state": ["RUNNING"]}
+    tasks = [{**JOB, **of_array, "job_id": id, "array_task_id": number(task)} for id, task in ((8, 0), (7, 1))]
+    commands.answer("squeue", {"jobs": tasks})
+    commands.have("scancel", "")
+    commands.have("scontrol", "")
+    await slurm.cancel(7)
+    await slurm.cancel(8)
+    await slurm.set_requeue_flag(7, False)
+    changes = [line for line in commands.lines() if not line.startswith("squeue")]
+    assert changes == ["scancel 7_1", "scancel 7_0", "scontrol update JobId=7_1 Requeue=0"]

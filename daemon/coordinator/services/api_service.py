@@ -193,7 +193,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """See api.proto."""
         reply = pb.ListReply()
         async with self.one_of_the_site():
-            for gang in self.callers_gangs.listed():
+            for gang in self.callers_gangs.listed(array=request.array):
                 reply.gangs.append(self._view(gang, brief=request.brief))
                 await asyncio.sleep(0)
         return reply

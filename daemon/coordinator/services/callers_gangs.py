@@ -16,13 +16,20 @@ from muster.daemon.coordinator.journal.history import Registered
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services import registration
 from muster.daemon.coordinator.services.login_names import ReaderNames
-from muster.daemon.coordinator.services.rpc_errors import RpcAbort, internal, not_found, permission_denied
+from muster.daemon.coordinator.services.rpc_errors import (
+    RpcAbort,
+    internal,
+    invalid_argument,
+    not_found,
+    permission_denied,
+)
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.host import clock
 from muster.daemon.transport import gang_ids
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import current_caller, current_method
 from muster.v1 import api_pb2 as pb
+from muster.wording import listed
 
 _Next = TypeVar("_Next")
 
@@ -88,8 +95,9 @@ class CallersGangs:
         """The gang that `ref` names (the newest one of a job), if the caller may call the present method for it.
 
         Raises:
-            RpcAbort: there is no such gang, or the caller has no right to it.
+            RpcAbort: there is no such gang, or the caller has no right to it, or an array has several.
         """
+        self._check_names_one(ref)
         gang = self.known(ref)
         if gang is not None and self._allows_gang(gang):
             return gang
@@ -98,11 +106,12 @@ class CallersGangs:
         self._check_id(ref)
         raise self.no_such_job(ref)
 
-    def listed(self) -> list[Gang]:
-        """The gangs that this method, which names none, shows to the caller."""
+    def listed(self, array: int = 0) -> list[Gang]:
+        """The gangs that this method, which names none, shows to the caller. `array`: only the tasks of this array job;
+        0: all."""
         if refused := self._rights.refusal(current_method(), current_caller().uid, names_job=False):
             raise permission_denied(refused)
-        return [gang for gang in self._engine.core.state.gangs.values() if self._allows_gang(gang)]
+        return self._tasks(array) if array else list(filter(self._allows_gang, self._engine.core.state.gangs.values()))
 
     def whose_events(self, ref: pb.GangRef) -> str:
         """The id of the gang that `ref` names, which may have ended long ago; empty for all gangs.
@@ -115,6 +124,7 @@ class CallersGangs:
                 only = "only operators may read the events of all gangs: name a job"
                 raise permission_denied(f"{only}{self.place_hint()}")
             return ""
+        self._check_names_one(ref)
         gang = self.known(ref)
         if gang is not None and self._allows_gang(gang):
             return gang.id
@@ -146,7 +156,9 @@ class CallersGangs:
             return gangs.get(ref.gang_id) or self._array_task(ref.gang_id)
         if ref.WhichOneof("ref") == "job_identity":
             return registration.newest_run(gangs.values(), ref.job_identity, current_caller().uid)
-        of_job = [gang for gang in gangs.values() if gang.slurm.job == ref.slurm_job_id]
+        of_job = [gang for gang in gangs.values() if gang.slurm.job == ref.slurm_job_id] or self._tasks(
+            ref.slurm_job_id
+        )
         return max(of_job, key=lambda gang: gang.account.registered_at, default=None)
 
     def _array_task(self, name: str) -> Gang | None:
@@ -154,6 +166,19 @@ class CallersGangs:
         name, so another user's counts for nobody else."""
         named = [gang for gang in self._engine.core.state.gangs.values() if name and gang.spec.array_task == name]
         return max(filter(self._allows_gang, named), key=lambda gang: gang.account.registered_at, default=None)
+
+    def _tasks(self, array: int) -> list[Gang]:
+        """The gangs of an array job's tasks that the caller may read, of all those that have launched."""
+        gangs, prefix = self._engine.core.state.gangs.values(), f"{array}_"
+        return [gang for gang in gangs if gang.spec.array_task.startswith(prefix) and self._allows_gang(gang)]
+
+    def _check_names_one(self, ref: pb.GangRef) -> None:
+        """The id of an array names each of its tasks, although Slurm gives it to the last one, too."""
+        if ref.WhichOneof("ref") == "slurm_job_id":
+            tasks = {int(gang.spec.array_task.partition("_")[2]) for gang in self._tasks(ref.slurm_job_id)}
+            if len(tasks) > 1:
+                names = listed((f"{ref.slurm_job_id}_{task}" for task in sorted(tasks)), ", ")
+                raise invalid_argument(f"job {ref.slurm_job_id} is an array: name one of its tasks: {names}")
 
     def no_such_job(self, ref: pb.GangRef) -> RpcAbort:
         """The answer where there is no such job, and where it is another user's: nobody learns which."""

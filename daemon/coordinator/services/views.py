@@ -97,8 +97,8 @@ def gang_view(
         last_loss=gang.findings.last_loss,
         wider_groups=gang.roster.wider_groups,
         unsupervised=gang.spec.unsupervised or gang.findings.unsupervised,
-        array_task=gang.spec.array_task,
         awaits_launch=gang.spec.awaits_launch,
+        array_task=gang.spec.array_task,
         extra_communication_s=gang.roster.extra_communication_s,
         checkpoint=checkpoint_view(gang, seen, now),
     )

@@ -32,6 +32,7 @@ from muster.slurm.client.types import (
 )
 
 T = TypeVar("T")
+_MOST_NAMES = 10_000
 
 
 class CliSlurm(Sbatch, Procedures):
@@ -40,6 +41,8 @@ class CliSlurm(Sbatch, Procedures):
     def __init__(self, bin: Path | None = None, lease_guard: LeaseGuard = no_lease) -> None:
         Sbatch.__init__(self, bin)
         Procedures.__init__(self, lease_guard)
+        self._names: dict[int, str] = {}
+        """By job that was asked for: the name of an array's task; empty: it is none."""
 
     async def _change(self, operation: str, timeout_s: float, *argv: str) -> None:
         """Runs one command that changes something. Raises the SlurmError for the command's error message."""
@@ -65,7 +68,11 @@ class CliSlurm(Sbatch, Procedures):
                 raise
             return dict.fromkeys(ids, GONE)
         found = {job.id: job for job in await _parse("squeue", out, "jobs", records.job)}
-        return found if ids is None else {id: found.get(id, GONE) for id in ids}
+        if ids is None:
+            return found
+        answer: JobAnswers = {id: found.get(id, GONE) for id in ids}
+        self._note_names(answer)
+        return answer
 
     async def _nodes(self, names: Collection[str] | None, timeout_s: float) -> NodeAnswers:
         which = [] if names is None else [",".join(sorted(names))]
@@ -136,26 +143,41 @@ class CliSlurm(Sbatch, Procedures):
 
     async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         pairs = [f"{key}={value}" for key, value in changes.items()]
-        await self._change(operation, timeout_s, "scontrol", "update", f"JobId={job}", *pairs)
+        named = await self._named(job, timeout_s)
+        await self._change(operation, timeout_s, "scontrol", "update", f"JobId={named}", *pairs)
 
     async def _update_node(self, operation: str, node: str, state: str, reason: str, timeout_s: float) -> None:
         why = [f"Reason={reason}"] if reason else []
         await self._change(operation, timeout_s, "scontrol", "update", f"NodeName={node}", f"State={state}", *why)
 
     async def _requeue(self, job: int, timeout_s: float) -> None:
-        await self._change(f"requeue job {job}", timeout_s, "scontrol", "requeue", str(job))
+        await self._change(f"requeue job {job}", timeout_s, "scontrol", "requeue", await self._named(job, timeout_s))
 
     async def _switches(self, job: Job, timeout_s: float) -> str:
         return job.switches
 
     async def _release(self, job: int, timeout_s: float) -> None:
-        await self._change(f"release job {job}", timeout_s, "scontrol", "release", str(job))
+        await self._change(f"release job {job}", timeout_s, "scontrol", "release", await self._named(job, timeout_s))
+
+    async def _named(self, job: int, timeout_s: float) -> str:
+        """The words with which Slurm's commands mean this job alone. The last task of an array has the array's own id,
+        which means all tasks there."""
+        if job not in self._names:
+            await CliSlurm._jobs(self, [job], timeout_s)
+        return self._names.get(job) or str(job)
+
+    def _note_names(self, jobs: JobAnswers) -> None:
+        """Remember which of these jobs are tasks of arrays. What is said of a job doesn't change."""
+        for id, job in jobs.items():
+            self._names[id] = job.array_task if isinstance(job, Job) else ""
+        while len(self._names) > _MOST_NAMES:
+            del self._names[next(iter(self._names))]
 
     async def cancel(self, job: int, signal: int | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         how = [] if signal is None else [f"--signal={signal}"]
         operation = f"cancel job {job}" if signal is None else f"send signal {signal} to job {job}"
         try:
-            await self._change(operation, timeout_s, "scancel", *how, str(job))
+            await self._change(operation, timeout_s, "scancel", *how, await self._named(job, timeout_s))
         except SlurmRefused as error:
             if not error_messages.says_job_ended(error):
                 raise

@@ -90,6 +90,7 @@ def job(record: Record) -> Job:
         dependency=_words(record.get("dependency")),
         work_dir=_words(record.get("current_working_directory")),
         switches=_switches(record),
+        array_task=_array_task(record),
     )
 
 
@@ -98,6 +99,11 @@ def partition(record: Record) -> Partition:
     """Converts one element of the list "partitions" of `scontrol show partition --json`. Raises UnknownForm."""
     nodes = expand(_words(record.get("nodes", {}).get("configured")))
     return Partition(_words(record["name"]), _words(record.get("topology")), nodes)
+
+
+def _array_task(record: Record) -> str:
+    array, task = _number(record.get("array_job_id")), _number(record.get("array_task_id"))
+    return f"{array}_{task}" if array and task is not None else ""
 
 
 def _switches(record: Record) -> str:

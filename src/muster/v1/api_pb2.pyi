@@ -1135,16 +1135,20 @@ class ListRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BRIEF_FIELD_NUMBER: _builtins.int
+    ARRAY_FIELD_NUMBER: _builtins.int
     brief: _builtins.bool
     """In List: views without ranks, nodes and exclusions, and with the newest recovery only."""
+    array: _builtins.int
+    """In List: only the tasks of the array job of this id; 0: all."""
     def __init__(
         self,
         *,
         brief: _builtins.bool = ...,
+        array: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brief", b"brief"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["array", b"array", "brief", b"brief"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
