@@ -44,7 +44,7 @@ async def test_what_a_script_imports_is_there_when_it_is_started_again(harness: 
     start(harness, script, slow="import inner; print('slow is imported')", inner="")
     assert await harness.run(RANK="0") == (0, "[]\nslow is imported\n")
     words = (await harness.until("imported"))["words"]
-    assert [word for word in words if word[-1:] != "="] == ["helper", "slow"]
+    assert [word for word in words if word[-1:] != "="] == ["helper", "slow", "inner"]
     assert {"RANK=", "OF_SCRIPT="} < set(words[: words.index("slow")])
     assert await learn(harness, *words) == ["slow"]
     assert await harness.run(RANK="0") == (0, "['inner', 'slow']\n")
@@ -90,6 +90,14 @@ async def test_a_module_that_could_do_harm_is_left_to_the_script(harness: Harnes
     assert (await harness.until("started", "run1"))["cold"] == ""
 
 
+async def test_what_a_module_imports_is_there_though_the_module_itself_is_left_to_the_script(harness: Harness) -> None:
+    """PyTorch Lightning reads RANK as it is imported, and is slow because of torchmetrics."""
+    start(harness, SHOW + "import slow\n", slow="import os, inner; rank = os.environ.get('RANK')", inner="")
+    assert await harness.run(RANK="0") == (0, "[]\n")
+    assert await learn(harness, *(await harness.until("imported"))["words"]) == ["inner"]
+    assert await harness.run(RANK="0") == (0, "['inner']\n")
+
+
 async def test_modules_of_the_script_are_not_even_tried(harness: Harness) -> None:
     """They may have changed when the script is started again, and belong to nobody but the script."""
     harness.script("open('tried', 'w')", "helper.py")
@@ -112,7 +120,7 @@ async def test_packages_of_pip_install_target_are_learned_and_what_lies_beside_t
     start(harness, SHOW + "import slow\nimport helper\n", inner="")
     assert await harness.run() == (0, "[]\n")
     words = (await harness.until("imported"))["words"]
-    assert [word for word in words if word[-1:] != "="] == ["slow", "helper"]
+    assert [word for word in words if word[-1:] != "="] == ["slow", "inner", "helper"]
     assert await learn(harness, *words) == ["slow"]
 
 

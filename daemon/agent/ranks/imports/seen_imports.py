@@ -1,7 +1,8 @@
 """What a rank imports, as its zygote sees it: memory that both share, and that outlives a killed rank.
 
-The rank writes words into it, in the order in which they count: the name of a module that the script imports itself,
-or `NAME=` for a variable of its environment that from there on is not what the zygote has. No descriptor is open for
+The rank writes words into it, in the order in which they count: the name of a module that the script imports itself, or
+of a package that one of these imports; or `NAME=` for a variable of its environment that from there on is not what the
+zygote has. No descriptor is open for
 that in the user's process, and no thread runs there. Standard library and syntax of Python 3.9.
 """
 
@@ -82,11 +83,12 @@ class _Recorder:
         self._length = 0
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Write `name` down if the script imports it, and no installed module does for its own sake."""
+        """Write `name` down if the script imports it. What installed modules import comes with them; but one that must
+        be left to the script may be slow because of packages that can do no harm."""
         if os.getpid() != self._pid:
             return  # a worker of the rank
         self._sought.add(name)
-        if not _is_nested():
+        if _is_package(name) or not _is_nested():
             for changed in self._changed_variables():
                 self._tell(f"{changed}=")
             self._tell(name)
@@ -103,6 +105,11 @@ class _Recorder:
             self._told.add(word)
             self._memory[start : start + len(data)] = data
             self._length += len(data)
+
+
+def _is_package(name: str) -> bool:
+    """Whether `name` is the first name of something outside of the standard library. Python 3.9 doesn't say so."""
+    return "." not in name and name not in getattr(sys, "stdlib_module_names", (name,))
 
 
 def _is_nested() -> bool:
