@@ -44,6 +44,11 @@ _SRUN = re.compile(r"(?<![^\s\"'(/])srun(?![^\s\"')])")
 _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*'|["'])+""")
 _OWN_NODES = re.compile(r"\$\{?SLURM_")
 _SIZE = ("nodes", "ntasks", "ntasks-per-node")
+_OPTIONS_OF_TORCHRUN = re.compile(
+    rf"{BEGIN}(?:torchrun|torch\.distributed\.(?:run|launch)){END}([^;&|]*?)\s(?:-m|[^\s$]*\.py){END}"
+)
+"""What stands before its program, which is no variable."""
+_MAY_SAY_NODES = re.compile(r"nnodes|standalone|(?:^|\s)[\"'\\]*\$")
 _MOST_DEPTH = 4
 """Of variables that name variables."""
 
@@ -93,6 +98,12 @@ def choose(
     return next(_without(script, nodes), Choice(problem="no srun of the script starts a training", instead=_WRITE_SRUN))
 
 
+def forgets_nodes(launch: LaunchLine) -> bool:
+    """Whether the line starts torchrun without its number of nodes, as far as its own words show."""
+    options = _OPTIONS_OF_TORCHRUN.search(" ".join(launch.words))
+    return options is not None and not _MAY_SAY_NODES.search(options[1])
+
+
 def _of_alike(lines: list[ShellCommand]) -> tuple[ShellCommand, int]:
     """Which of the lines that start Python launches: the last one, or the first that starts its program with as many
     tasks. And the number of a line that starts as many tasks of another program; 0: there is none."""
@@ -104,6 +115,7 @@ def _of_alike(lines: list[ShellCommand]) -> tuple[ShellCommand, int]:
 
 
 _ONE_SRUN = "write one srun for all nodes: `srun torchrun --nnodes=$SLURM_NNODES ...`"
+_LOOP = "several sruns in the background of a loop are no gang"
 _ONE_TASK = "write `srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 ...`"
 _WRITE_SRUN = "write `srun torchrun ...`, or name the line with #MUSTER --launch-line=N"
 _RANKS_OF_SRUN = "write `srun torchrun ...`, or `srun python ...` with a task for each rank"
@@ -132,7 +144,7 @@ def _of_command(command: ShellCommand, why: str, script: Script, each: int) -> C
     if starts := _container(command, script):
         return _refuse(command, f"{starts} starts a container, which is not supervised yet", "")
     if command.in_loop and command.in_background:
-        return _refuse(command, "several sruns in the background of a loop are no gang", _ONE_SRUN)
+        return _refuse(command, _LOOP, _ONE_SRUN)
     if ":" in command.words:
         return _refuse(command, "several programs of one srun (:) are no gang", _ONE_SRUN)
     if "/" in command.words[0] and not _starts_srun(command):
@@ -183,6 +195,10 @@ def _why(command: ShellCommand, script: Script, nodes: int | None, wrapper: Call
         if pattern.search(whole) or pattern.search(beyond):
             return why
     return KNOWN_WHEN_IT_RUNS if _SHELL.search(whole) or "$" in "".join(srun.command[:1]) else ""
+
+
+def _starts_ranks(whole: str) -> bool:
+    return bool(LAUNCHERS.search(whole) or PYTHON.search(whole))
 
 
 def _size(command: ShellCommand) -> list[str | None]:
@@ -254,6 +270,8 @@ def _without(script: Script, nodes: int | None) -> Iterator[Choice]:
             yield _refuse(command, f"{found[1]} {_BY_ITSELF}", _RANKS_OF_SRUN)
         elif starts := _container(command, script):
             yield _refuse(command, f"{starts} starts a container, which is not supervised yet", "")
+        elif _is_srun(command, script) and command.in_loop and command.in_background and _starts_ranks(whole):
+            yield _refuse(command, _LOOP, _ONE_SRUN)
         elif LAUNCHERS.search(whole) and _is_srun(command, script):
             yield _refuse(command, "a launcher on a part of the nodes is not supervised", _ONE_SRUN)
         elif LAUNCHERS.search(whole) and command.words[0] not in ("echo", "printf", "export", "declare", "local"):

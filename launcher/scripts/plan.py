@@ -14,7 +14,7 @@ from muster.launcher.scripts import keys, size
 from muster.launcher.scripts.asked import NOTHING, SHARED, Asked, ask, refuse
 from muster.launcher.scripts.bash_env import Exported, exported
 from muster.launcher.scripts.call import ScriptCall
-from muster.launcher.scripts.launch_choice import Choice, choose
+from muster.launcher.scripts.launch_choice import Choice, choose, forgets_nodes
 from muster.launcher.scripts.user_script import UserScript, why_not_bash
 from muster.slurm.client.launch_settings import LaunchLine
 from muster.slurm.client.sbatch_options import SbatchOption
@@ -119,7 +119,7 @@ def settle(looked: Looked, options: argparse.Namespace, environ: Mapping[str, st
         spec=message_of(job, asked),
         added=(*size.grown(asked, nodes, job.spares), *_always(looked.script, asked), *sent.options),
         exported=sent,
-        notes=tuple(filter(None, (listed, _override(asked), _late(looked.script)))),
+        notes=tuple(filter(None, (listed, _override(asked), _late(looked.script), _forgotten(looked, nodes)))),
     )
 
 
@@ -159,6 +159,12 @@ def _always(script: UserScript, asked: Asked) -> list[SbatchOption]:
 def _late(script: UserScript) -> str:
     line = late_line(script.text, keys.MARK)
     return f"line {line}: {keys.MARK} is read before the first command only, as {SBATCH} is" if line else ""
+
+
+def _forgotten(looked: Looked, nodes: size.Size) -> str:
+    is_short = nodes.fewest not in (None, 1) and forgets_nodes(looked.launch)
+    where = f"line {looked.launch.line}"
+    return f"{where}: torchrun without --nnodes is for one node: write --nnodes=$SLURM_NNODES" if is_short else ""
 
 
 def _override(asked: Asked) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.launcher.scripts.launch_choice import Choice, choose
+from muster.launcher.scripts.launch_choice import Choice, choose, forgets_nodes
 from muster.launcher.scripts.shell_commands import scan
 from muster.slurm.client.launch_settings import BY_LAUNCHER, BY_SRUN, KNOWN_WHEN_IT_RUNS, NAMED_BY_USER
 
@@ -117,6 +117,7 @@ def test_a_launcher_without_srun_in_another_branch_of_one_node_is_replaced_too()
         ("mpirun -np 8 python train.py", 2, "mpirun"),
         ("srun hostname > hosts\ndeepspeed --hostfile hosts train.py", 3, "deepspeed"),
         ("for n in $NODES; do\n  srun -w $n torchrun train.py &\ndone\nwait", 3, "in the background of a loop"),
+        ("for n in $NODES; do srun -N1 -n1 -w $n python train.py & done; wait", 2, "in the background of a loop"),
         ("srun --container-image=a.sqsh torchrun train.py", 2, "container"),
         ("srun apptainer exec a.sif torchrun train.py", 2, "apptainer exec starts a container"),
         ("srun singularity_wrapper exec torchrun train.py", 2, "container"),
@@ -148,6 +149,26 @@ def test_a_launcher_several_times_on_each_node_is_said() -> None:
         assert chosen(text, each=4).launch, text
     assert chosen("torchrun a.py", nodes=1, each=4).launch
     assert chosen("srun python a.py", each=4).launch
+
+
+@pytest.mark.parametrize(
+    ("line", "forgets"),
+    [
+        ("srun torchrun --nproc-per-node=$N a.py --nnodes 2", True),
+        ("srun python -m torch.distributed.run -m a.b", True),
+        ("srun bash -c 'torchrun a.py'", True),
+        ("srun torchrun --nnodes 4 a.py", False),
+        ("srun torchrun --standalone a.py", False),
+        ('srun torchrun "${ARGS[@]}" a.py', False),
+        ("srun torchrun --nproc-per-node=2 $PROGRAM a.py", False),
+        ("srun bash -c 'torchrun a.sh; cp b.py c'", False),
+        ("srun accelerate launch a.py", False),
+    ],
+)
+def test_torchrun_without_its_number_of_nodes_is_known(line: str, forgets: bool) -> None:
+    launch = chosen(line).launch
+    assert launch
+    assert forgets_nodes(launch) is forgets
 
 
 def test_on_one_node_an_srun_of_one_node_launches() -> None:
