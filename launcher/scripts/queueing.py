@@ -43,6 +43,8 @@ _STANDARD_INPUT = "/dev/stdin"
 """A script by this name may have arguments."""
 _BEFORE_SCRIPT = ("--dry-run", "--spares")
 """Options that some type where the arguments of the script stand."""
+_LEFT_OUT = frozenset({"wrap", "quiet"})
+"""bash gets the text of --wrap on standard input. With --quiet sbatch would not say the job's id."""
 _WHY_ADDED = {
     "no-kill": "the job outlives a lost node",
     "exclusive": "a node that fails is set DOWN, which ends every job on it",
@@ -123,7 +125,8 @@ def _settled(looked: Looked, options: argparse.Namespace) -> Supervised:
     found = settle(looked, options, os.environ, os.getcwd())
     words = " ".join(looked.launch.words)
     shown = words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}..."
-    print_note(f"muster: line {looked.launch.line} becomes the gang: {shown}")
+    if not looked.asked.last("quiet"):
+        print_note(f"muster: line {looked.launch.line} becomes the gang: {shown}")
     if looked.beside:
         print_note(
             f"muster: line {looked.beside} starts as many tasks of Python, and is not supervised: "
@@ -252,7 +255,8 @@ class _Answer:
             print(line, end="", flush=True)
         elif not self._found.looked.asked.last("quiet"):
             print(f"Submitted batch job {number}" + (f" on cluster {cluster}" if cluster else ""), flush=True)
-        self._say()
+        if not self._found.looked.asked.last("quiet"):
+            self._say()
 
     def _as_json(self) -> str:
         import json
@@ -274,8 +278,8 @@ def _argv(call: ScriptCall, found: Supervised | None = None) -> list[str]:
     """The call of sbatch: the user's words, and what is added. Whoever reads the answer wants the number alone."""
     words = list(call.words)
     if found is not None:
-        if found.looked.script.is_wrapped:  # bash gets the same text on standard input
-            words = [str(option) for option in call.options if option.name != "wrap"]
+        if _LEFT_OUT & {option.name for option in call.options}:
+            words = [str(option) for option in call.options if option.name not in _LEFT_OUT]
         words += map(str, found.added)
         words += [] if found.looked.asked.last("test-only") else [str(SbatchOption("parsable"))]
     return ["sbatch", *words, *filter(None, [call.script]), *call.arguments]

@@ -168,6 +168,14 @@ def test_a_record_of_the_run_is_kept(shell: Shell) -> None:
     assert (record["slurm_job_id"], record["name"], record["spec"]["command"]) == (42, "wrap", ["wrap"])
 
 
+def test_a_quiet_job_is_known(shell: Shell) -> None:
+    """sbatch itself would print no number then, not even with --parsable."""
+    status, out, err = shell.submit("--force", "-Q", "-p", "big", "train.sbatch")
+    assert (status, out, "becomes the gang" in err) == (0, "", False)
+    assert shell.noted("argv")[:2] == ["--partition=big", "--no-kill"]
+    assert len(list((shell.folder / "home").rglob("*.json"))) == 1
+
+
 def test_without_a_coordinator_nothing_is_queued(shell: Shell) -> None:
     status, out, err = shell.submit("train.sbatch")
     assert (status, out, shell.noted("argv"), shell.left()) == (69, "", [], [])
