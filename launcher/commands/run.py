@@ -166,8 +166,10 @@ async def _run_here(call: TorchrunCall, options: argparse.Namespace) -> int:
 
 
 def _check_call(call: TorchrunCall, options: argparse.Namespace) -> None:
-    if call.script[:1] == ("--",):
-        raise WrongInput("-- stands before the command of ranks, with --local; torchrun needs none")
+    if call.script[:1] == ("--",) and Path("".join(call.script[1:2])).name.startswith("python"):
+        raise WrongInput(
+            "behind -- stands the command of ranks with --local, and without it the script: leave python out"
+        )
     if options.ranks_per_node is not None:
         raise WrongInput("--ranks-per-node is for --local", "write --nproc-per-node")
 

@@ -204,8 +204,9 @@ class LocalCluster:
         agents = [node.agent for node in self.nodes.values()]
         processes.wait(agents, agents_leave_s)
         processes.stop(agents, _STOP_GRACE_S)
+        # The others keep nothing that is not in the journal: to let them end by themselves takes a second.
         others = [node.daemon for node in self.nodes.values()]
-        processes.stop([*others, self.coordinator] if self.coordinator else others, _STOP_GRACE_S)
+        processes.kill([*others, self.coordinator] if self.coordinator else others)
         self._place.close()
 
 

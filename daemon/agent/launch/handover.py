@@ -72,7 +72,7 @@ class Handover:
             asked = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes < self.max_nodes else f"{self.min_nodes}"
             raise WrongHandover(
                 f"the launcher asks for --nnodes={asked}, and the ranks are to run on {counted(spec.nodes, 'node')}: "
-                "write --nnodes=$SLURM_NNODES (without --nnodes, torchrun asks for one node, and muster run for all)"
+                "write --nnodes=$SLURM_NNODES for torchrun, and no --nnodes for muster run"
             )
         made = JobSpec()
         made.CopyFrom(spec)
