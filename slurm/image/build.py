@@ -18,6 +18,7 @@ from pathlib import Path
 
 from muster.slurm.image.engine import INSTALL_HINT, Engine, EngineError, cache_dir
 from muster.slurm.image.recipe import (
+    ACCOUNTING_PACKAGES,
     BUILD_PACKAGES,
     IMAGE_DIR,
     RUNTIME_PACKAGES,
@@ -30,7 +31,7 @@ from muster.slurm.image.recipe import (
 )
 
 LABEL = "muster.image"
-KEEP = {"cluster": 6, "tests": 4, "base": 4, "debian": 4}  # how many images of each kind are kept
+KEEP = {"cluster": 6, "accounts": 2, "tests": 4, "base": 4, "debian": 4}  # how many images of each kind are kept
 
 
 def _say(line: str) -> None:
@@ -44,7 +45,7 @@ def ensure_cluster_image(engine: Engine, recipe: Recipe) -> str:
     image = recipe.cluster_image(source)
     if engine.has_image(image):
         return image
-    below = (ensure_tests if recipe.for_tests else ensure_base)(engine, recipe)
+    below = (_ensure_accounts if recipe.accounting else _ensure_without_accounts)(engine, recipe)
     with _lock("cluster"):
         if not engine.has_image(image):
             _build_cluster(engine, below, image, source)
@@ -81,6 +82,22 @@ def ensure_tests(engine: Engine, recipe: Recipe = Recipe()) -> str:  # noqa: B00
             _install(engine, base, recipe.tests_image, "tests", TEST_REQUIREMENTS, wheels)
             _prune(engine, "tests")
     return recipe.tests_image
+
+
+def _ensure_without_accounts(engine: Engine, recipe: Recipe) -> str:
+    return (ensure_tests if recipe.for_tests else ensure_base)(engine, recipe)
+
+
+def _ensure_accounts(engine: Engine, recipe: Recipe) -> str:
+    if engine.has_image(recipe.accounts_image):
+        return recipe.accounts_image
+    below = _ensure_without_accounts(engine, recipe)
+    with _lock(f"accounts-{recipe.suite}"):
+        if not engine.has_image(recipe.accounts_image):
+            _say("image: slurmdbd and its database (once, half a minute)")
+            _install(engine, below, recipe.accounts_image, "accounts", ACCOUNTING_PACKAGES)
+            _prune(engine, "accounts")
+    return recipe.accounts_image
 
 
 def _build_debian(engine: Engine, recipe: Recipe) -> None:
@@ -138,8 +155,8 @@ def _build_base(engine: Engine, recipe: Recipe) -> None:
 def _install(
     engine: Engine, below: str, image: str, kind: str, wanted: Sequence[str], wheels: Path | None = None
 ) -> None:
-    """Runs `install-KIND.sh` on the layer `below`, and commits the result as `image`. `wanted` are requirements for
-    pip.
+    """Runs `install-KIND.sh` on the layer `below`, and commits the result as `image`. `wanted` are what it installs:
+    requirements for pip, or Debian's packages.
     """
     with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
         (Path(folder) / "constraints.txt").write_text(constraints())

@@ -1,10 +1,12 @@
 """The content of the image, and the digests that show whether an existing image is current.
 
-There are four layers. The tag of each layer is a digest of everything that it was built from:
+There are four layers, and one more for a cluster with accounting. The tag of each layer is a digest of everything that
+it was built from:
 
 ``muster-debian``   Debian's own packages (slow: a minute or more)
 ``muster-base``     adds the users, and the Python packages that Muster needs and Debian lacks
 ``muster-tests``    adds what only the tests need: pytest, torchdata, and pyslurm, whose build takes a minute
+``muster-accounts`` adds slurmdbd and MariaDB (90 MB, half a minute), for a cluster with accounting
 ``muster-cluster``  adds Muster itself (about a second, after every change of the source)
 
 `make demo` does not use ``muster-tests``: its cluster image is built on ``muster-base``. Without pyslurm, Muster uses
@@ -50,6 +52,8 @@ RUNTIME_PACKAGES = [
 # Installed only in a temporary container: the image has no compiler and no headers.
 BUILD_PACKAGES = ["gcc", "libc6-dev", "python3-dev", "libslurm-dev"]
 
+ACCOUNTING_PACKAGES = ["slurmdbd", "mariadb-server-core", "mariadb-client-core"]
+
 TEST_REQUIREMENTS = ("pytest", "pytest-asyncio", "hypothesis", "torchdata", "matplotlib", "textual")
 
 PYSLURM = "25.11.2"
@@ -62,17 +66,18 @@ SUITES = {"forky": "26.05", "trixie": "24.11"}
 class Recipe:
     """One image. `suite` is the Debian suite. `pyslurm` is a version, or None if no pyslurm builds against that Slurm.
 
-    `for_tests`: build the cluster image on the layer for the tests.
+    `for_tests`: build the cluster image on the layer for the tests. `accounting`: with slurmdbd and its database.
     """
 
     suite: str = "forky"
     pyslurm: str | None = PYSLURM
     for_tests: bool = True
+    accounting: bool = False
 
     @staticmethod
-    def of(suite: str, for_tests: bool = True) -> Recipe:
+    def of(suite: str, for_tests: bool = True, accounting: bool = False) -> Recipe:
         """The recipe for one of `SUITES`. pyslurm does not build against Slurm 24.11."""
-        return Recipe(suite, PYSLURM if suite == "forky" else None, for_tests)
+        return Recipe(suite, PYSLURM if suite == "forky" else None, for_tests, accounting)
 
     @property
     def debian_image(self) -> str:
@@ -96,9 +101,19 @@ class Recipe:
         script = (IMAGE_DIR / "install-tests.sh").read_text()
         return f"localhost/muster-tests:{_digest(self.base_image, self.wheel_key(''), script, *TEST_REQUIREMENTS)}"
 
+    @property
+    def accounts_image(self) -> str:
+        """Name and tag of the layer with slurmdbd and its database."""
+        script = (IMAGE_DIR / "install-accounts.sh").read_text()
+        return f"localhost/muster-accounts:{_digest(self._without_accounts, script, *ACCOUNTING_PACKAGES)}"
+
+    @property
+    def _without_accounts(self) -> str:
+        return self.tests_image if self.for_tests else self.base_image
+
     def cluster_image(self, source: Source) -> str:
         """Name and tag of the image with Muster's source `source`."""
-        below = self.tests_image if self.for_tests else self.base_image
+        below = self.accounts_image if self.accounting else self._without_accounts
         return f"localhost/muster-cluster:{_digest(below, source.digest)}"
 
 

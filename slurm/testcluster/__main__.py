@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--gpus", type=int, default=0, help="fake GPUs on each node, as Slurm GRES")
     up.add_argument("--slurmd-timeout", type=int, default=10, metavar="SECONDS")
     up.add_argument("--suite", default="forky", choices=SUITES, help="Debian: Slurm 26.05 or 24.11")
+    up.add_argument("--accounting", action="store_true", help="slurmdbd with accounts of alice and bob, and its limits")
     up.add_argument("--no-daemons", action="store_true", help="do not start Muster's daemons")
     down = verb("down", _down, "remove a cluster")
     down.add_argument("--stale", action="store_true", help="remove all clusters whose owning process has exited")
@@ -156,6 +157,7 @@ def _up(args: argparse.Namespace) -> None:
         topology=args.topology,
         leaves=args.leaves,
         slurmd_timeout=args.slurmd_timeout,
+        accounting=args.accounting,
         daemons=not args.no_daemons,
     )
     cluster = Cluster.up(spec, args.name, by_hand=True)

@@ -64,9 +64,24 @@ coordinate() {
         muster-coordinator --listen 0.0.0.0:7070 "${state[@]}" --policy /etc/muster/policy.toml &
 }
 
+account() { # slurmdbd wants a folder of its own: its file must belong to the Slurm user
+    install -d -o slurm -g slurm $run/slurmdbd /run/mysqld
+    install -o slurm -g slurm -m 0600 /cluster/slurmdbd.conf $run/slurmdbd
+    ln -s /etc/slurm/slurm.conf $run/slurmdbd
+    supervise mariadbd as slurm mariadbd --defaults-file=/etc/mysql/accounts.cnf &
+    supervise slurmdbd as slurm env SLURM_CONF=$run/slurmdbd/slurm.conf slurmdbd -D &
+    # slurmctld does not start for a cluster that slurmdbd does not know.
+    for _ in {1..600}; do
+        sacctmgr -iQ add cluster muster >/dev/null 2>&1
+        sacctmgr -nP show cluster format=cluster 2>/dev/null | grep -q . && break
+        sleep 0.1
+    done
+}
+
 case $role in
 controller)
     chown slurm: /var/spool/slurmctld /var/lib/muster
+    [ ! -e /cluster/slurmdbd.conf ] || account
     supervise slurmctld as slurm slurmctld -D &
     coordinate
     ;;

@@ -49,6 +49,26 @@ command = ["/bin/sh", "-c", "(cat; echo) >> /tmp/hooks.jsonl"]
 """
 
 
+ACCOUNTS = {"alice": ("physics", "biology"), "bob": ("biology",)}
+"""The accounts of each user in a cluster with accounting, the default first."""
+_ACCOUNTING = {
+    "AccountingStorageType": "accounting_storage/slurmdbd",
+    "AccountingStorageHost": CONTROLLER,
+    "AccountingStorageEnforce": "associations,limits,qos",
+    "AccountingStoreFlags": "job_comment",
+    "AccountingStorageTRES": "gres/gpu",
+}
+SLURMDBD_CONF = f"""DbdHost={CONTROLLER}
+SlurmUser=slurm
+AuthType=auth/munge
+PidFile=/run/slurm/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=slurm
+StorageLoc=slurm_acct_db
+"""
+
+
 class SpecError(ValueError):
     """The requested cluster is not possible."""
 
@@ -62,7 +82,8 @@ class ClusterSpec:
     TLS. `metrics`: the daemons serve metrics. `topology` is one of topologies.py; `topology_yaml` is the text of
     topology.yaml in its place. `suite` is the image's Debian: ``forky`` has Slurm 26.05, ``trixie`` has Slurm 24.11
     without pyslurm. `tests_image`: use the image of the tests. The other image has no pyslurm, and its build takes a
-    minute less. `policy`: the text of policy.toml.
+    minute less. `accounting`: slurmdbd keeps Slurm's accounting in a database on the controller, and its limits hold.
+    `policy`: the text of policy.toml.
     """
 
     nodes: int = 10
@@ -82,6 +103,7 @@ class ClusterSpec:
     topology_yaml: str = ""
     suite: str = "forky"
     tests_image: bool = True
+    accounting: bool = False
     extra: tuple[str, ...] = ()
     policy: str = POLICY
 
@@ -183,6 +205,7 @@ class ClusterSpec:
             **({"SlurmctldParameters": "enable_expedited_requeue"} if self.expedited_requeue else {}),
             **({"GresTypes": "gpu"} if self.gpus else {}),
         }
+        settings |= _ACCOUNTING if self.accounting else {}
         gres = f" Gres=gpu:{self.gpus}" if self.gpus else ""
         last = self.nodes - 1
         lines = [

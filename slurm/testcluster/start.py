@@ -31,11 +31,13 @@ from muster.slurm.testcluster.registry import (
     remove_cluster,
 )
 from muster.slurm.testcluster.spec import (
+    ACCOUNTS,
     CONTROLLER,
     COORDINATOR_PORT,
     LOGIN,
     METRICS_NAME,
     METRICS_PORT,
+    SLURMDBD_CONF,
     STANDBY,
     USERS,
     ClusterSpec,
@@ -67,7 +69,7 @@ def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) 
         raise EngineError(f"a cluster {name!r} already exists; use another --name or remove it") from error
     try:
         _save(folder, owner=owner_of_this_process())  # if this process is killed, the cluster counts as stale
-        image = ensure_cluster_image(engine, Recipe.of(spec.suite, spec.tests_image))
+        image = ensure_cluster_image(engine, Recipe.of(spec.suite, spec.tests_image, spec.accounting))
         owner = BY_HAND if by_hand else owner_of_this_process()
         with deferred_interrupts():
             subnet = _make_network(engine, name)
@@ -77,6 +79,8 @@ def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) 
         with deferred_interrupts():
             _start_containers(cluster, image, owner)
         _wait_for(cluster, "every node is idle", _all_idle, "slurmctld")
+        if spec.accounting:
+            _make_accounts(cluster)
         if spec.daemons:
             _wait_for(cluster, "the coordinator listens", _coordinator_listens, "muster-coordinator")
         if spec.standby:  # not before the controller's coordinator leads: whichever takes the lease first is the leader
@@ -105,6 +109,13 @@ def _wait_for(cluster: Cluster, what: str, condition: Callable[[Cluster], bool],
         log = cluster.logs(CONTROLLER, service)[-1500:]
         states = cluster.exec(CONTROLLER, "sinfo", "-N", check=False).stdout
         raise EngineError(f"{error}\n{states}\nlog of {service}:\n{log}") from error
+
+
+def _make_accounts(cluster: Cluster) -> None:
+    accounts = sorted({account for of_user in ACCOUNTS.values() for account in of_user})
+    lines = [f"account {','.join(accounts)}"]
+    lines += [f"user {user} account={','.join(own)} defaultaccount={own[0]}" for user, own in ACCOUNTS.items()]
+    cluster.sh(CONTROLLER, "; ".join(["set -e", *(f"sacctmgr -iQ add {line}" for line in lines)]))
 
 
 def _make_network(engine: Engine, name: str) -> str:
@@ -140,6 +151,8 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
     if spec.metrics:
         _make_metrics_proofs(folder / "cluster")
     (folder / "muster" / "policy.toml").write_text(spec.policy)
+    if spec.accounting:
+        (folder / "cluster" / "slurmdbd.conf").write_text(SLURMDBD_CONF)
     for script in ("init.sh", "healthy-host.sh"):
         shutil.copy(_HERE / script, folder / "cluster" / script)
     key = folder / "cluster" / "munge.key"

@@ -51,6 +51,12 @@ def test_the_coordinators_requirements_are_in_the_image() -> None:
     assert any(line.startswith("sqlite-utils") for line in requirements())
 
 
+def test_accounting_is_a_layer_of_its_own() -> None:
+    source, plain, accounting = read_source(), Recipe(), Recipe(accounting=True)
+    assert accounting.tests_image == plain.tests_image
+    assert accounting.cluster_image(source) != plain.cluster_image(source)
+
+
 def test_the_demo_needs_no_layer_of_the_tests() -> None:
     demo, tests = Recipe(for_tests=False), Recipe()
     assert demo.base_image == tests.base_image

@@ -98,6 +98,13 @@ def test_fake_gpus_are_a_generic_resource_with_devices() -> None:
     assert "gres.conf" not in ClusterSpec().files()
 
 
+def test_a_cluster_with_accounting_asks_slurmdbd_and_holds_to_its_limits() -> None:
+    with_accounts = settings(ClusterSpec(accounting=True))
+    assert with_accounts["AccountingStorageType"] == "accounting_storage/slurmdbd"
+    assert with_accounts["AccountingStorageEnforce"] == "associations,limits,qos"
+    assert "AccountingStorageType" not in settings(ClusterSpec())
+
+
 def test_a_spec_comes_back_from_its_json() -> None:
     spec = ClusterSpec(nodes=3, extra=("Prolog=/x",), requeue_delay=1)
     assert ClusterSpec.from_json(spec.to_json()) == spec
