@@ -111,9 +111,8 @@ class PoolRequests:
         terms = self._terms
         folder = Path(terms.job.spec.run_dir)
         path = folder / f"{terms.job.gang}-pool{request.serial}.sbatch"
-        text = render_pool_script(
-            terms.job, request.serial, [*self._inherited_options(request), *request.options], self._minutes_left()
-        )
+        options = [self._comment(), *self._inherited_options(request), *request.options]
+        text = render_pool_script(terms.job, request.serial, options, self._minutes_left())
         # It holds [env]. An earlier agent of this gang may have written it for the same request.
         await asyncio.to_thread(private_file.replace, path, text)
         environ = {
@@ -122,6 +121,16 @@ class PoolRequests:
             if name in _SITE_VARIABLES or not name.startswith("MUSTER_")
         }
         return await self._sbatch.submit(path, cwd=folder, env=environ, timeout_s=SBATCH_TIMEOUT_S)
+
+    def _comment(self) -> str:
+        """What the new job is for, as squeue and sacct show it: its name is that of the gang's own job. A pool job that
+        asks does not know the number of that one.
+        """
+        environ, name = self._terms.environ, self._terms.job.spec.name
+        own = "" if environ.get("MUSTER_POOL") else environ.get("SLURM_JOB_ID", "")
+        return str(
+            SbatchOption("comment", f"muster: a node for job {own} ({name})" if own else f"muster: a node for {name}")
+        )
 
     def _inherited_options(self, request: PoolRequest) -> Iterator[str]:
         asked = {option.name for option in read_texts(request.options)}

@@ -75,6 +75,7 @@ async def test_the_pool_job_gets_what_a_node_of_the_job_gets_and_knows_what_it_c
         """export MUSTER_RANK_ENVIRONMENT='/run/it'"'"'s.environment'""",
         "#SBATCH --nodes=1",
         "#SBATCH --no-requeue",
+        '#SBATCH --comment="muster: a node for job 7 (tiny)"',
         "#SBATCH --gres=gpu:8",
         "#SBATCH --account=physics",
         "#SBATCH --partition=shared",
