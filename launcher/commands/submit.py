@@ -31,6 +31,7 @@ from muster.launcher.runs.kept import RunRecord
 from muster.launcher.spec.flags import add_options
 from muster.launcher.submission import path_checks
 from muster.launcher.submission.job_message import add_choice, job_message, lacks_peak
+from muster.launcher.submission.limits import limit_of
 from muster.launcher.submission.notes import notes
 from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin
 from muster.launcher.submission.refusals import hint_for
@@ -289,10 +290,13 @@ async def submit(
     except LauncherError:
         path.unlink(missing_ok=True)
         raise
-    registered = await registration.register(submission.gang, job, submission.spec)
+    registered, limit = await asyncio.gather(
+        registration.register(submission.gang, job, submission.spec),
+        limit_of(job, submission.spec.nodes, submission.spec.spares),
+    )
     _report(submission, job, path, registered, as_json=options.json)
-    limit = value_of(list(sbatch_options(submission)), "time")
-    for note in notes(submission.spec, time_limit_s(limit or "")):
+    time = value_of(list(sbatch_options(submission)), "time")
+    for note in filter(None, (limit, *notes(submission.spec, time_limit_s(time or "")))):
         print_note(f"muster: {note}")
     return job
 
@@ -361,13 +365,12 @@ async def _sbatch(slurm: Slurm | Sbatch, path: Path, submission: Submission) -> 
         ) from None
     except SlurmUnavailable as error:
         raise _no_slurm(error) from None
-    except NotPermitted as error:
-        raise NotAllowed(str(error), "Nothing was queued") from None
     except SlurmRefused as error:
         hint = hint_for(error.message, submission.job, submission.options)
-        raise WrongInput(
-            f"sbatch refused the job: {error.message}", f"{hint}. Nothing was queued" if hint else "Nothing was queued"
-        ) from None
+        way_out = f"{hint}. Nothing was queued" if hint else "Nothing was queued"
+        if isinstance(error, NotPermitted):
+            raise NotAllowed(str(error), way_out) from None
+        raise WrongInput(f"sbatch refused the job: {error.message}", way_out) from None
     finally:
         await slurm.aclose()
 

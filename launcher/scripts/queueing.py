@@ -158,6 +158,7 @@ async def _try(found: Supervised, call: ScriptCall, options: argparse.Namespace)
 async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) -> int:
     from muster.launcher.runs.kept import RunRecord
     from muster.launcher.scripts.job_files import JobFiles, known_run, waiting_spec
+    from muster.launcher.submission.limits import say_limit, size_words
     from muster.launcher.submission.origin import Asked, choose_origin
     from muster.launcher.submission.registration import Registration
 
@@ -175,11 +176,17 @@ async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) 
         run = known_run(found, files.gang, call)
         async with RunRecord(run, os.environ) as record:
             queued = _Registering(registration, files.gang, waiting_spec(run.spec, found.job), looked.asked)
-            answer = _Answer(found, files, call, options, (record.keep, queued.begin))
+            nodes, spares = found.nodes.nodes or 0, found.job.spares
+            limits = list[asyncio.Future[None]]()
+            ask = lambda job: limits.append(asyncio.ensure_future(say_limit(job, nodes, spares)))  # noqa: E731
+            answer = _Answer(found, files, call, options, (record.keep, queued.begin, ask))
             status = await _run(_argv(call, found), looked.script.given, environ, answer.take)
             await queued.finish()
+            await asyncio.gather(*limits)
     if not answer.job and status:
         files.remove()
+        if nodes and spares:
+            print_note(f"muster: nothing was queued. The job asks for {size_words(nodes, spares)}")
     return status
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from muster.launcher.spec.job_options import all_options
+from muster.launcher.submission.limits import size_words
 
 if TYPE_CHECKING:
     from muster.launcher.spec.spec import Job
@@ -18,7 +19,13 @@ def hint_for(message: str, job: Job, options: Sequence[SbatchOption]) -> str:
     """The hint for Slurm's `message`. Empty if its words say it all. `options`: those of the command line."""
     own = {option.name: str(option) for option in all_options(job, options)}
     gres = f"gpus_per_node = {job.gpus_per_node}: " if job.gpus_per_node else _given(own, "gres", "gpus-per-node")
+    limits = f"it asks for {size_words(job.nodes, job.spares)}. sacctmgr show qos, sacctmgr show assoc and "
     hints = {
+        "accounting/QOS policy": f"{limits}sinfo -o '%P %s %l' show the limits",
+        "Node count specification invalid": f"{limits}sinfo -o '%P %s %l' show the limits",
+        "Invalid account": f"{_given(own, 'account')}sacctmgr show assoc user=$USER format=account,qos shows yours",
+        "Invalid qos": f"{_given(own, 'qos')}sacctmgr show assoc user=$USER format=account,qos shows yours",
+        "Requested time limit is invalid": "sinfo -o '%P %l' shows the longest time of each partition",
         _NO_SUCH_SHAPE: "nodes + spares must be the size of a shape that the torus has (scontrol show topoconf, "
         "placements)",
         "generic resource (gres)": f"{gres}no node has such a GRES. sinfo -o '%P %G' shows what partitions have",

@@ -27,8 +27,10 @@ CANCELLED: Final = "Job is cancelled"
 NO_TRANSITION: Final = "Invalid node state transition"
 _ENDED: Final = ("Job has already finished", "already completing or completed")
 
-_COMMAND_PREFIX = re.compile(r"^(\w+: |\w+ )*(error|fatal): ")
+_COMMAND_PREFIX = re.compile(r"^(\w+: |\w+ )*?(error|fatal): ")
 """The prefix with the command's own name: `scancel: error: `, `slurm_update error: `."""
+_NEXT_LINE = re.compile(r" \w+: error: ")
+"""Where the next line of a command begins: sbatch names a limit in the line before the one that says what it means."""
 
 _TIMED_OUT = ("Socket timed out", "timed out", "Timeout")
 _UNAVAILABLE = (
@@ -72,7 +74,7 @@ def to_error(operation: str, message: str) -> SlurmError:
         operation: what the caller requested, for example "drain n3".
         message: Slurm's error message.
     """
-    message = _COMMAND_PREFIX.sub("", message)
+    message = _NEXT_LINE.sub(": ", _COMMAND_PREFIX.sub("", message))
     if _contains_any(message, _UNAVAILABLE):
         return SlurmUnavailable(f"{operation}: {message}")
     if _contains_any(message, _TIMED_OUT):

@@ -1,0 +1,73 @@
+"""Limits that hold a job back: what is said of them as soon as it is queued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.launcher.spec.spec import Job
+from muster.launcher.submission.limits import limit_words, say_limit
+from muster.launcher.submission.refusals import hint_for
+
+SQUEUE = """#!/bin/bash
+[ "$*" = "-h -j 7 -o %r" ] && printf 'AssocGrpNodeLimit\\nNone\\n'
+"""
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "QOSMaxNodePerJobLimit", "AssocGrpNodeLimit", "QOSMaxNodePerUserLimit", "AssocMaxGRESPerJob",
+        "QOSMaxGRESPerNode", "MaxGRESPerAccount", "AssocMaxJobsLimit", "PartitionNodeLimit", "PartitionConfig",
+    ],
+)  # fmt: skip
+def test_a_limit_is_named_with_the_spares_that_count_towards_it(limit: str) -> None:
+    assert limit_words(limit, 7, 3, 1) == (
+        f"the limit {limit} holds back job 7, which asks for 4 nodes, 3 to train on and 1 spare: "
+        "muster status 7 says the way out"
+    )
+
+
+@pytest.mark.parametrize("limit", ["QOSMaxWallDurationPerJobLimit", "PartitionTimeLimit"])
+def test_fewer_nodes_do_not_help_against_a_limit_of_time(limit: str) -> None:
+    assert limit_words(limit, 7, 3, 1).startswith(f"the limit {limit} holds back job 7: muster status 7")
+
+
+@pytest.mark.parametrize("reason", ["", "None", "Priority", "Resources", "JobHeldUser", "BeginTime", "Licenses"])
+def test_a_job_that_waits_for_nodes_is_held_back_by_no_limit(reason: str) -> None:
+    assert limit_words(reason, 7, 3, 1) == ""
+
+
+async def test_slurm_is_asked_once_it_has_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    await say_limit(7, 2, 0)
+    (tmp_path / "squeue").write_text(SQUEUE)
+    (tmp_path / "squeue").chmod(0o755)
+    for job in (8, 7):
+        await say_limit(job, 2, 0)
+    said = (
+        "muster: the limit AssocGrpNodeLimit holds back job 7, which asks for 2 nodes: muster status 7 says the way out"
+    )
+    assert capsys.readouterr().err == f"{said}\n"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "QOSMaxNodePerJobLimit Batch job submission failed: Job violates accounting/QOS policy (job submit limit, "
+        "user's size and/or time limits)",
+        "Batch job submission failed: Node count specification invalid",
+    ],
+)
+def test_a_refusal_for_a_limit_names_the_spares(refusal: str) -> None:
+    job = Job(name="tiny", nodes=3, spares=1, command=["true"], run_dir="/r")
+    assert hint_for(refusal, job, ()).startswith("it asks for 4 nodes, 3 to train on and 1 spare. sacctmgr show qos, ")
+
+
+def test_an_account_that_slurm_does_not_take_is_named() -> None:
+    job = Job(name="tiny", nodes=3, command=["true"], run_dir="/r", slurm={"account": "nosuch"})
+    words = "Batch job submission failed: Invalid account or account/partition combination specified"
+    assert hint_for(words, job, ()).startswith("--account=nosuch: sacctmgr show assoc user=$USER ")
