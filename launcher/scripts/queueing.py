@@ -92,7 +92,7 @@ async def _queue_as_it_is(
     found: Unsupervised, script: UserScript, call: ScriptCall, options: argparse.Namespace
 ) -> int:
     instead = f". To have it supervised, {found.instead}" if found.instead else ""
-    print_note(f"muster: this job is not supervised: {found.reason}{instead}")
+    print_note(f"muster: this job is not supervised, and has no spares: {found.reason}{instead}")
     if options.dry_run:
         print(shlex.join(_argv(call)))
         return 0

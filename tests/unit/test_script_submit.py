@@ -237,7 +237,7 @@ def test_what_can_not_be_supervised_is_queued_as_it_is(text: str, says: str, she
     status, out, err = shell.submit("-N", "2", "--spares", "1", "train.sbatch", "a")
     assert (status, out) == (0, "Submitted batch job 42\n")
     assert shell.noted("argv") == ["-N", "2", "train.sbatch", "a"]
-    assert f"muster: this job is not supervised: {says}" in " ".join(err.split())
+    assert f"muster: this job is not supervised, and has no spares: {says}" in " ".join(err.split())
     assert (shell.left(), shell.variable("BASH_ENV")) == ([], None)
 
 
