@@ -6,8 +6,8 @@ The rule, in this order:
 2. The first srun that names a launcher in its words, in the texts of its variables, in its `bash -c` or in its wrapper
    script: torchrun, torch.distributed.run or .launch, accelerate launch, muster run. In a script of one node, also such
    a launcher without srun; `muster run` without srun in any.
-3. The last srun that starts Python, itself or through a shell: each task is a rank. If others start the same program,
-   the first of these that runs.
+3. The last srun that starts Python, itself or through a shell: each task is a rank. If others start as many tasks, the
+   last one with `train` in the name of its program. If others start the same program, the first of these that runs.
 4. The last srun that starts a shell or a script of which no more is known.
 
 An srun that asks for one node or one task of several, or for nodes by their names, is a helper. Where the script runs,
@@ -49,6 +49,8 @@ _OPTIONS_OF_TORCHRUN = re.compile(
 )
 """What stands before its program, which is no variable."""
 _MAY_SAY_NODES = re.compile(r"nnodes|standalone|(?:^|\s)[\"'\\]*\$")
+_TIME = re.compile(r"[\d.]+[smhd]?|\"?\$.*")
+"""What may stand between a prefix and its program: of `timeout`, `nice`, `taskset`."""
 _MOST_DEPTH = 4
 """Of variables that name variables."""
 
@@ -105,13 +107,13 @@ def forgets_nodes(launch: LaunchLine) -> bool:
 
 
 def _of_alike(lines: list[ShellCommand]) -> tuple[ShellCommand, int]:
-    """Which of the lines that start Python launches: the last one, or the first that starts its program with as many
-    tasks. And the number of a line that starts as many tasks of another program; 0: there is none."""
-    last = lines[-1]
+    """Which of the lines that start Python launches, and the number of another one that starts as many tasks; 0: there
+    is none."""
+    last = next((one for one in reversed(lines) if _size(one) == _size(lines[-1]) and _is_training(one)), lines[-1])
     program, size = python_program(last.text), _size(last)
-    as_many = [one for one in lines[:-1] if _size(one) == size]
+    as_many = [one for one in lines if _size(one) == size]
     alike = [one for one in as_many if program and python_program(one.text) == program]
-    return next(iter(alike), last), next((one.line for one in as_many if one not in alike), 0)
+    return next(iter(alike), last), next((one.line for one in as_many if one not in (*alike, last)), 0)
 
 
 _ONE_SRUN = "write one srun for all nodes: `srun torchrun --nnodes=$SLURM_NNODES ...`"
@@ -201,6 +203,10 @@ def _starts_ranks(whole: str) -> bool:
     return bool(LAUNCHERS.search(whole) or PYTHON.search(whole))
 
 
+def _is_training(command: ShellCommand) -> bool:
+    return "train" in python_program(command.text)
+
+
 def _size(command: ShellCommand) -> list[str | None]:
     return [_srun(command.text).value(name) for name in _SIZE]
 
@@ -226,15 +232,17 @@ def _is_srun(command: ShellCommand, script: Script) -> bool:
 def _first_program(words: list[str], script: Script) -> str:
     """The program that a command starts, behind `exec`, `time` and their kin, functions of the script
     (`run srun ...`), and in a variable's text."""
-    rest = [*words]
-    while rest:
-        word = rest.pop(0)
+    behind_prefix = False
+    for word in words:
+        text = word
         if word.startswith(("$", '"$')):
-            resolved = _resolved(word, script.values).strip("\"'(").split()
-            return resolved[0] if resolved else ""
-        is_prefix = word.rpartition("/")[2] in PREFIXES or word in script.functions
-        if not is_prefix and not word.startswith("-") and "=" not in word:
-            return word
+            text = next(iter(_resolved(word, script.values).strip("\"'(").split()), "")
+        if text.rpartition("/")[2] in PREFIXES or text in script.functions:
+            behind_prefix = True
+        elif (
+            not (behind_prefix and (not text or _TIME.fullmatch(text))) and not text.startswith("-") and "=" not in text
+        ):
+            return text
     return ""
 
 

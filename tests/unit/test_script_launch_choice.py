@@ -53,6 +53,9 @@ def test_scripts_as_people_run_them(name: str, line: int, reason: str, words: st
         ("if a; then\n  srun python x/train.py --new\nelse\n  srun python train.py\nfi", 3, BY_SRUN),
         ('LAUNCH=(srun -l torchrun)\nif ! "${LAUNCH[@]}" train.py; then exit 1; fi', 3, BY_LAUNCHER),
         ("srun python -m titan.train a\nsrun python -m titan.train b", 2, BY_SRUN),
+        ("timeout -k 60 23.5h srun python train.py\ntimeout 5 srun -n1 python eval.py", 2, BY_SRUN),
+        ('timeout "$LIMIT" nice -n 5 srun torchrun train.py', 2, BY_LAUNCHER),
+        ("run_srun torchrun x\ntimeout 9 python x.py\nsrun python pretrain.py\nsrun python eval.py", 4, BY_SRUN),
         ("srun --ntasks-per-node=1 python train.py --stage\nsrun python train.py", 3, BY_SRUN),
         ('run() { echo "$@"; "$@"; }\nrun srun -N4 torchrun train.py', 3, BY_LAUNCHER),
         ('function run {\n  "$@"\n}\nrun srun python train.py', 5, BY_SRUN),
@@ -229,7 +232,8 @@ def test_another_training_of_python_that_stays_a_helper_is_known() -> None:
     trains = (
         "srun -N1 python stage.py\nsrun --ntasks-per-node=1 python cache.py\nsrun python train.py\nsrun python eval.py"
     )
-    assert (chosen(trains).launch.line, chosen(trains).beside) == (5, 4)  # type: ignore[union-attr]
+    assert (chosen(trains).launch.line, chosen(trains).beside) == (4, 5)  # type: ignore[union-attr]
+    assert chosen(trains.replace("train.py", "main.py")).launch.line == 5  # type: ignore[union-attr]
     assert chosen("if a; then srun python a.py; else srun python a.py b; fi").beside == 0
     assert chosen("srun torchrun a.py\nsrun torchrun b.py").beside == 0
 

@@ -392,12 +392,12 @@ def test_a_trial_says_what_would_be_refused(shell: Shell, monkeypatch: pytest.Mo
     assert (status, out, words in err) == (64, "", True)
 
 
-def test_a_training_before_the_launch_is_said(shell: Shell) -> None:
+def test_another_training_beside_the_launch_is_said(shell: Shell) -> None:
     text = TRAIN.replace("srun torchrun train.py", "srun python train.py\nsrun python eval.py")
     (shell.folder / "train.sbatch").write_text(text)
     err = shell.submit("--force", "--array=3-5", "train.sbatch")[2]
     assert (
-        "muster: line 4 starts as many tasks of Python, and is not supervised: --launch-line=4 makes it the gang" in err
+        "muster: line 5 starts as many tasks of Python, and is not supervised: --launch-line=5 makes it the gang" in err
     )
     assert "Watch task 3, once it runs: muster status -f 42_3" in err
 
