@@ -4,5 +4,5 @@ It runs in a process of its own, as the job's user, with the job's interpreter. 
 and use its result. Nothing here imports another package than PyTorch and numpy: the job's interpreter may have no
 other.
 
-May import: `daemon.host`.
+May import: `daemon.host`, `daemon.host.process`.
 """

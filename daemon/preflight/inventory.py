@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from muster.daemon.host.process.cgroup_memory import memory_left
 
 _GIB = 1 << 30
 _DRIVER = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
@@ -47,18 +49,8 @@ def driver_gpus(root: Path = Path("/")) -> int:
 
 def available_bytes(root: Path = Path("/")) -> int:
     """Memory that this process may still use, in bytes: of the node, and of the job's cgroups. 0 if unknown."""
-    return max(0, min([_meminfo(root).get("MemAvailable", 0), *_left_in_cgroups(root)]))
-
-
-def _left_in_cgroups(root: Path) -> Iterator[int]:
-    """For each cgroup of this process that has a limit: how much is left of it. Only cgroup v2 is read."""
-    own = next((line for line in _read(root / "proc/self/cgroup").splitlines() if line.startswith("0::/")), "0::/")
-    folder = root / "sys/fs/cgroup"
-    for part in ("", *own.removeprefix("0::/").split("/")):
-        folder /= part
-        most, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
-        if most.isdigit() and used.isdigit():
-            yield int(most) - int(used)
+    left = memory_left(root / "proc", root / "sys/fs/cgroup")
+    return left.bytes if left else 0
 
 
 def _memory_bytes(root: Path) -> int:

@@ -26,6 +26,11 @@ def job_message(job: Job, options: Sequence[SbatchOption]) -> JobSpec:
     message.estimate_tables = write_tables(job)
     message.spreading.CopyFrom(spreading(job))
     _add_arithmetic(message, job)
+    if job.model.parameters:
+        from muster.launcher.plan.node_memory import needed_memory  # few jobs need the model of costs
+
+        needed = needed_memory(job)
+        message.memory_bytes = round(needed.total) if needed else 0
     return message
 
 

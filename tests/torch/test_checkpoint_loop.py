@@ -21,7 +21,6 @@ from muster.checkpoint import Checkpoint, CheckpointError, ShardedSampler  # noq
 from muster.checkpoint.format import layout  # noqa: E402
 from muster.checkpoint.format.errors import UntrustedCheckpoint  # noqa: E402
 from muster.checkpoint.store.memory import memory_need  # noqa: E402
-from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft  # noqa: E402
 from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
 from muster.checkpoint.testing.gang_in_one_process import reported  # noqa: E402
 from muster.checkpoint.training import loop  # noqa: E402
@@ -33,6 +32,7 @@ from muster.checkpoint.training.snapshot import SnapshotWriter  # noqa: E402
 from muster.checkpoint.training.states.replicas import find_replicas  # noqa: E402
 from muster.checkpoint.training.states.training_state import STRUCTURE, StateLeaf, TrainingState  # noqa: E402
 from muster.checkpoint.training.wait_budget import WaitBudget  # noqa: E402
+from muster.daemon.host.process.cgroup_memory import MemoryLeft  # noqa: E402
 from muster.v1 import agent_pb2  # noqa: E402
 
 pytestmark = [

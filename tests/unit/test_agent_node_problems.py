@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.agent.start_checks import node_problems
+from muster.daemon.host.process.cgroup_memory import MemoryLeft
 from muster.v1.common_pb2 import JobSpec
 
 PATH = os.defpath
@@ -121,3 +122,16 @@ def test_without_a_token_the_folder_must_exist(tmp_path: Path) -> None:
     assert node_problems.find_problems(job, {}, PATH) == ""
     job.run_dir += "/none"
     assert node_problems.find_problems(job, {}, PATH).startswith(f"run_dir = '{tmp_path}/run/none' does not exist: ")
+
+
+def test_a_limit_below_what_memory_checkpoints_need_is_told_before_the_start(tmp_path: Path) -> None:
+    limit = MemoryLeft(10**9, "the memory limit of the cgroup /job", 3 * 10**9)
+    assert node_problems.problem_of_memory(3 * 10**9, limit) == ""
+    assert node_problems.problem_of_memory(4 * 10**9, None) == ""
+    assert node_problems.problem_of_memory(4 * 10**9, limit) == (
+        "memory checkpoints need 4.0 GB of this node, and the memory limit of the cgroup /job is 3.0 GB: ask for more "
+        "(--mem), or set checkpoint.memory = false"
+    )
+    job = spec(tmp_path)
+    job.memory_bytes = 1 << 62
+    assert "memory checkpoints need" in here(job)

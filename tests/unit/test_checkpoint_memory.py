@@ -11,11 +11,11 @@ import pytest
 from muster.checkpoint.format.touched_memory import touch
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory import sealed_memory
-from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft, memory_left
 from muster.checkpoint.store.memory.pieces import Piece
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.memory.slots import SlotPool
+from muster.daemon.host.process.cgroup_memory import MemoryLeft, memory_left, memory_limit, processes_killed
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN, Tier
 
 
@@ -142,6 +142,34 @@ def test_what_is_left_is_the_least_of_what_node_and_job_have_left(
     assert found.bytes == left
     assert found.of_bytes == (5 << 10 if left == 5 << 10 else 99 << 10)
     assert (str(root / "job") in found.limit) == (left == 5 << 10)
+
+
+@pytest.mark.parametrize("v1", [False, True])
+def test_a_limit_counts_whatever_is_in_use_of_it(tmp_path: Path, v1: bool) -> None:
+    root = tmp_path / "cgroup" / ("memory" if v1 else "")
+    limited(root / "job", str(5 << 10), v1)
+    limited(root / "job/step", str(7 << 10), v1)
+    (root / "job/step" / ("memory.usage_in_bytes" if v1 else "memory.current")).write_text(str(7 << 10))
+    lines = ("4:memory:/job/step", "0::/") if v1 else ("0::/job/step",)
+    found = memory_limit(proc(tmp_path, 1024, *lines), tmp_path / "cgroup")
+    assert found is not None
+    assert (found.of_bytes, found.limit) == (5 << 10, f"the memory limit of the cgroup {root}/job")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"),
+        ("job/memory.events", "low 0\nmax 9\noom 4\noom_kill 3\n"),
+        ("job/none", ""),
+    ],
+)
+def test_the_kernel_counts_whom_it_kills(tmp_path: Path, file: str, text: str) -> None:
+    counts = tmp_path / "cgroup" / file
+    counts.parent.mkdir(parents=True)
+    counts.write_text(text)
+    listing = proc(tmp_path, 1024, "4:memory:/job" if "oom_control" in file else "0::/job")
+    assert processes_killed(listing, tmp_path / "cgroup") == (3 if text else 0)
 
 
 @pytest.mark.parametrize("v1", [False, True])

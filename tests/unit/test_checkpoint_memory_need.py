@@ -9,9 +9,9 @@ from tests.unit.test_checkpoint_service import SHARED, running_gang, small
 from muster.checkpoint.durable.object_store import UPLOAD_BYTES
 from muster.checkpoint.store.flush.flush_part import WRITERS
 from muster.checkpoint.store.memory import memory_need
-from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft
 from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_memory
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory, sparse_bytes
+from muster.daemon.host.process.cgroup_memory import MemoryLeft
 from muster.launcher.plan import node_memory
 
 MIB = 1 << 20

@@ -23,8 +23,8 @@ from muster.checkpoint.store.flush.rank_file import write_rank_file
 from muster.checkpoint.store.flush.rank_source import RankSource, move_all
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.memory import memory_need
-from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft
+from muster.daemon.host.process.cgroup_memory import MemoryLeft
 
 PLACES = {0: "n0", 1: "n1"}
 FOLDER = "step_00000001_g1_g1"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft
 from muster.daemon.agent.training.node_use import LOOK_S, NodeUseRecord
 from muster.daemon.coordinator.core.state.events import AgentReported, NodeUse, stored_text
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.views import gang_view
+from muster.daemon.host.process.cgroup_memory import MemoryLeft
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore

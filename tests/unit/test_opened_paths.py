@@ -20,7 +20,7 @@ ALLOWED = {
     "daemon/host/held_folder.py": "the one module that opens",
     "daemon/host/private_file.py": "makes new files only, with O_EXCL, in a folder that the user names",
     "checkpoint/durable/posix_folder.py": "makes the folder that the user names",
-    "checkpoint/store/memory/cgroup_memory.py": KERNEL,
+    "daemon/host/process/cgroup_memory.py": KERNEL,
     "checkpoint/store/memory/sealed_memory.py": "a memory file of this process",
     "daemon/agent/launch/output_file.py": "the output of the user's own job, which exists and is no link",
     "daemon/agent/launch/output_target.py": "the files that --output of the user's own srun names",

@@ -212,17 +212,16 @@ def test_the_inventory_of_a_node(tmp_path: Path) -> None:
     assert (inventory.driver_gpus(tmp_path), inventory.available_bytes(tmp_path)) == (1, 0)
 
 
-@pytest.mark.parametrize(("step_max", "left"), [("max", 900), ("300", 100)])
-def test_a_copy_takes_no_memory_that_the_job_does_not_have(tmp_path: Path, step_max: str, left: int) -> None:
-    step = tmp_path / "sys/fs/cgroup/job/step"
-    step.mkdir(parents=True)
+def test_a_copy_takes_no_memory_that_the_job_does_not_have(tmp_path: Path) -> None:
+    job = tmp_path / "sys/fs/cgroup/memory/slurm/uid_7/job_1"
+    job.mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/job/step\n")
-    (tmp_path / "proc/meminfo").write_text("MemAvailable: 4096 kB\n")
-    for folder, most, used in ((step.parent, "1000", "100"), (step, step_max, "200")):
-        (folder / "memory.max").write_text(f"{most}\n")
-        (folder / "memory.current").write_text(f"{used}\n")
-    assert inventory.available_bytes(tmp_path) == left
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/slurm/uid_7/job_1/step_0/task_0\n0::/\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 4096 kB\n")
+    (job / "memory.limit_in_bytes").write_text("1000\n")
+    (job / "memory.usage_in_bytes").write_text("100\n")
+    (job / "memory.stat").write_text("total_cache 0\ntotal_shmem 0\n")
+    assert inventory.available_bytes(tmp_path) == 900
 
 
 def test_like_nodes_have_the_same_inventory_though_their_kernels_keep_different_amounts(tmp_path: Path) -> None:

@@ -3,5 +3,5 @@
 Promises that a shard's bytes stay in place for as long as somebody holds the shard. Never imports torch. All other
 rooms of `checkpoint.store` import it, and so do the agent and `musterd`.
 
-May import: `checkpoint.format`, `checkpoint.redundancy`.
+May import: `checkpoint.format`, `checkpoint.redundancy`, `daemon.host.process`.
 """

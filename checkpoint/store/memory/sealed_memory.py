@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.touched_memory import touch
-from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft, memory_left
+from muster.daemon.host.process.cgroup_memory import MemoryLeft, memory_left
 
 MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Seals of every memfd that other processes may map: its size can't change."""

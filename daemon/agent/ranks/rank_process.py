@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from muster.daemon.host import clock, packets, process_tree
+from muster.daemon.host.process.cgroup_memory import memory_limit, processes_killed
 from muster.v1.agent_pb2 import RankPhase, RankStatus
+from muster.wording import gigabytes
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Outcome:
 
 class RankProcess:
     """The state of one rank, from its zygote's messages. `changed` is called after each change that a status shows.
+    `count_killed`: how many processes of this cgroup the kernel has killed for want of memory.
 
     alive: the rank, or a process that it has started, may still exist.
     forked: a zygote was told to fork the rank. Before that there is nothing to kill or to wait for.
@@ -51,7 +54,9 @@ class RankProcess:
     start_error: why the rank could not start, for the user; empty: no error.
     """
 
-    def __init__(self, identity: RankId, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, identity: RankId, changed: Callable[[], None], count_killed: Callable[[], int] = processes_killed
+    ) -> None:
         self.id = identity
         self.alive = True
         self.forked = False
@@ -64,6 +69,7 @@ class RankProcess:
         self._failed = False
         self._ended_at: float | None = None
         self._log_tail = ""
+        self._count_killed, self._killed_before = count_killed, count_killed()
 
     def status(self, step: int | None) -> RankStatus:
         """The whole status. `step`: the newest step that the rank has declared; None before the first."""
@@ -156,6 +162,8 @@ class RankProcess:
         log.info("%s has ended: %s", self.id.key, _describe_exit(code))
         self._note_end(code)
         self._log_tail = self.start_error or tail
+        if code == -signal.SIGKILL and not self.kill_requested and self._count_killed() > self._killed_before:
+            self._log_tail = _out_of_memory()
         # A killed rank is reported when all its processes have ended (`mark_gone`), not here.
         if not self.kill_requested:
             self._changed()
@@ -168,6 +176,13 @@ class RankProcess:
 def signal_name(number: int) -> str:
     """Its name, as SIGKILL. Real-time signals have none."""
     return next((one.name for one in signal.Signals if one == number), f"real-time signal {number}")
+
+
+def _out_of_memory() -> str:
+    """Why the kernel has killed a rank, in words for the user."""
+    limit = memory_limit()
+    where = f": {limit.limit} is {gigabytes(limit.of_bytes)}" if limit else ""
+    return f"out of memory, killed by the kernel{where}"
 
 
 def _describe_exit(code: int) -> str:

@@ -3,5 +3,5 @@ agent looks before it attaches, and `muster submit` looks at the login node.
 
 `daemon/agent`, its `ranks` and `launcher/submission` may import it.
 
-May import: `checkpoint.durable`, `checkpoint.format`, `daemon.host`.
+May import: `checkpoint.durable`, `checkpoint.format`, `daemon.host`, `daemon.host.process`.
 """

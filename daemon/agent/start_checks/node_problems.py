@@ -15,7 +15,9 @@ from muster.checkpoint.durable.locations import is_url
 from muster.checkpoint.durable.object_store import PackageMissing
 from muster.checkpoint.format import durable_folders
 from muster.daemon.agent.start_checks import job_paths, shared_folder
+from muster.daemon.host.process.cgroup_memory import MemoryLeft, memory_limit
 from muster.v1.common_pb2 import JobSpec
+from muster.wording import gigabytes
 
 RUN_TOKEN = "MUSTER_RUN_TOKEN"
 """Environment variable with the token in run_dir."""
@@ -45,6 +47,7 @@ def find_problems(spec: JobSpec, environ: Mapping[str, str], search_path: str) -
         _problem_of_run_dir(spec.run_dir, environ.get(RUN_TOKEN, "")),
         *(missing.full for missing in job_paths.find_missing(spec.work_dir, spec.command, search_path)),
         problem_of_durable_dir(spec.durable_dir, environ.get(DURABLE_TOKEN, ""), trusts_store=spec.trust_durable_store),
+        problem_of_memory(spec.memory_bytes, memory_limit()),
     ]
     return "; ".join(filter(None, problems))
 
@@ -60,6 +63,23 @@ def problem_of_user(uid: int, name: str) -> str:
     if not name or _name_of(uid):
         return ""
     return f"the user {name} is not known here, and is on the job's first node: getent passwd {uid} must find them"
+
+
+def problem_of_memory(needed: int, limit: MemoryLeft | None) -> str:
+    """Why memory checkpoints can't fit into what Slurm allows the job on this node; empty: they may.
+
+    `muster submit` has compared them with --mem, or with the whole node. The job's cgroup also knows of --mem-per-cpu
+    and of the site's default.
+
+    Args:
+        needed: bytes; 0: not known.
+    """
+    if limit is None or needed <= limit.of_bytes:
+        return ""
+    return (
+        f"memory checkpoints need {gigabytes(needed)} of this node, and {limit.limit} is {gigabytes(limit.of_bytes)}: "
+        "ask for more (--mem), or set checkpoint.memory = false"
+    )
 
 
 def _name_of(uid: int) -> str:

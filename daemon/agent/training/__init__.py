@@ -3,5 +3,5 @@ much of the node is used, and how much room the logs of the ranks take.
 
 The agent imports it, and `launcher.runs` its trackers.
 
-May import: `checkpoint.format`, `checkpoint.store`, `checkpoint.store.memory`, `daemon.host`.
+May import: `checkpoint.format`, `checkpoint.store`, `daemon.host`, `daemon.host.process`.
 """

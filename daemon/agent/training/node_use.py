@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Collection
 
 from google.protobuf import json_format
 
-from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft, memory_left
 from muster.daemon.host import kept_memory_client
+from muster.daemon.host.process.cgroup_memory import MemoryLeft, memory_left
 from muster.daemon.host.worker_threads import run_in_own_thread
 from muster.v1.agent_pb2 import NodeUse
 from muster.v1.memory_pb2 import GpuUse, MemoryAnswer

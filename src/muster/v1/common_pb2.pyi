@@ -183,6 +183,7 @@ class JobSpec(_message.Message):
     MORE_COPIES_FIELD_NUMBER: _builtins.int
     TRUST_DURABLE_STORE_FIELD_NUMBER: _builtins.int
     PARITY_NODES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     RESUME_FROM_FIELD_NUMBER: _builtins.int
     FLOPS_PER_STEP_FIELD_NUMBER: _builtins.int
     TOKENS_PER_STEP_FIELD_NUMBER: _builtins.int
@@ -280,6 +281,8 @@ class JobSpec(_message.Message):
     """
     parity_nodes: _builtins.int
     """The most nodes of a parity group: they hold one parity (XOR) of their states together, and no replicas. 0: replicas."""
+    memory_bytes: _builtins.int
+    """From [model]: bytes of each node's own memory that memory checkpoints need; 0: job.toml does not say."""
     resume_from: _builtins.str
     """A durable checkpoint that the first generation starts from, by path or URL; empty: step 0. Another job has written it."""
     flops_per_step: _builtins.float
@@ -406,6 +409,7 @@ class JobSpec(_message.Message):
         more_copies: _builtins.int = ...,
         trust_durable_store: _builtins.bool = ...,
         parity_nodes: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
         resume_from: _builtins.str = ...,
         flops_per_step: _builtins.float = ...,
         tokens_per_step: _builtins.float = ...,
@@ -425,7 +429,7 @@ class JobSpec(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "loss", b"loss", "script_output", b"script_output", "spreading", b"spreading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["array_task", b"array_task", "awaits_launch", b"awaits_launch", "command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "flops_per_step", b"flops_per_step", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "hooks", b"hooks", "if_worse", b"if_worse", "live", b"live", "log_limit_bytes", b"log_limit_bytes", "loss", b"loss", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "own_nodes", b"own_nodes", "parallel_order", b"parallel_order", "parity_nodes", b"parity_nodes", "peak_flops", b"peak_flops", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_of_srun", b"ranks_of_srun", "ranks_per_node", b"ranks_per_node", "readers", b"readers", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "resume_from", b"resume_from", "retries", b"retries", "run_dir", b"run_dir", "script_goes_on", b"script_goes_on", "script_output", b"script_output", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "tokens_per_step", b"tokens_per_step", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "unsupervised", b"unsupervised", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["array_task", b"array_task", "awaits_launch", b"awaits_launch", "command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "flops_per_step", b"flops_per_step", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "hooks", b"hooks", "if_worse", b"if_worse", "live", b"live", "log_limit_bytes", b"log_limit_bytes", "loss", b"loss", "max_failures", b"max_failures", "memory_bytes", b"memory_bytes", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "own_nodes", b"own_nodes", "parallel_order", b"parallel_order", "parity_nodes", b"parity_nodes", "peak_flops", b"peak_flops", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_of_srun", b"ranks_of_srun", "ranks_per_node", b"ranks_per_node", "readers", b"readers", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "resume_from", b"resume_from", "retries", b"retries", "run_dir", b"run_dir", "script_goes_on", b"script_goes_on", "script_output", b"script_output", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "tokens_per_step", b"tokens_per_step", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "unsupervised", b"unsupervised", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ path of the host that it doesn't see: so the root counts, and folders that are n
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,27 +25,47 @@ class MemoryLeft:
 @dataclass(frozen=True)
 class _Version:
     """The files of one version of cgroups. `cache`, `shared`: in memory.stat, all files in memory, and those of them
-    that the kernel can't drop."""
+    that the kernel can't drop. `kills`: the file with how many processes were killed for want of memory.
+    """
 
     limit: str
     used: str
     cache: str
     shared: str
+    kills: str
 
 
-_V1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
-_V2 = _Version("memory.max", "memory.current", "file", "shmem")
+_V1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem", "memory.oom_control")
+_V2 = _Version("memory.max", "memory.current", "file", "shmem", "memory.events")
 
 
 def memory_left(proc: Path = PROC, cgroup: Path = CGROUP) -> MemoryLeft | None:
     """What this process may still allocate; None if not even the node's memory is known."""
+    return min(_all_limits(proc, cgroup), key=lambda one: one.bytes, default=None)
+
+
+def memory_limit(proc: Path = PROC, cgroup: Path = CGROUP) -> MemoryLeft | None:
+    """The narrowest limit, whatever is in use of it; None if not even the node's memory is known."""
+    return min(_all_limits(proc, cgroup), key=lambda one: one.of_bytes, default=None)
+
+
+def processes_killed(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """How many processes of this process's cgroup the kernel has killed so far because its memory was used up."""
+    count = 0
+    for version, root, group in _groups(proc / "self/cgroup", cgroup):
+        with suppress(OSError, KeyError, ValueError):  # there is no memory controller here
+            lines = (root / group.lstrip("/") / version.kills).read_text().splitlines()
+            count += int(dict(line.split() for line in lines)["oom_kill"])
+    return count
+
+
+def _all_limits(proc: Path, cgroup: Path) -> Iterator[MemoryLeft]:
     node = _node_bytes(proc / "meminfo")
     if "MemAvailable" not in node:
-        return None
-    limits = [MemoryLeft(node["MemAvailable"], "the node's memory", node.get("MemTotal", 0))]
+        return
+    yield MemoryLeft(node["MemAvailable"], "the node's memory", node.get("MemTotal", 0))
     for version, root, group in _groups(proc / "self/cgroup", cgroup):
-        limits += _limits(version, root, root / group.lstrip("/"))
-    return min(limits, key=lambda one: one.bytes)
+        yield from _limits(version, root, root / group.lstrip("/"))
 
 
 def _groups(listing: Path, cgroup: Path) -> Iterator[tuple[_Version, Path, str]]:
