@@ -98,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slurm", choices=["auto", "pyslurm", "cli", "fake"], default="auto",
                         help="how to call Slurm; fake: without Slurm (muster run --local)")  # fmt: skip
     parser.add_argument(
+        "--local-nodes", metavar="NAME", nargs="+", default=(), help="without Slurm: the nodes of a job"
+    )
+    parser.add_argument(
         "--policy",
         metavar="FILE",
         type=Path,
@@ -130,7 +133,7 @@ async def _run(flags: argparse.Namespace) -> None:
     await _check_slurm_calls_can_end(flags)
     keeper = _lease_keeper(flags.state_dir) if flags.shared_state else None
     lease_guard = keeper.guard if keeper else no_lease
-    slurm = await _open_slurm(flags.slurm, lease_guard)
+    slurm = await _open_slurm(flags, lease_guard)
     try:
         async with _lease_held(keeper, stop_requested):
             if stop_requested.is_set():
@@ -203,9 +206,10 @@ async def _lease_held(keeper: LeaseKeeper | None, stop_requested: asyncio.Event)
         keeper.stop()
 
 
-async def _open_slurm(kind: str, lease_guard: LeaseGuard) -> Slurm:
+async def _open_slurm(flags: argparse.Namespace, lease_guard: LeaseGuard) -> Slurm:
+    kind = flags.slurm
     if kind == "fake":
-        return LocalSlurm()
+        return LocalSlurm(flags.local_nodes)
     backend = "cli" if kind == "cli" else "pyslurm"
     return await open_slurm(backend, strict=kind == "pyslurm", lease_guard=lease_guard)
 

@@ -80,17 +80,17 @@ class LocalCluster:
         policy.touch()  # no row: the shipped table counts
         state = self._folder / "state"
         state.mkdir()
+        names = [f"n{index}" for index in range(self._spec.nodes + self._spec.spares)]
+        without_slurm = ["--slurm", "fake", "--local-nodes", *names]
         self.coordinator = self._start(
             "coordinator",
             "muster.daemon.coordinator",
-            ["--listen", self.address, "--state-dir", str(state), "--slurm", "fake", "--policy", str(policy)],
+            ["--listen", self.address, "--state-dir", str(state), *without_slurm, "--policy", str(policy)],
         )
-        for index in range(self._spec.nodes + self._spec.spares):
-            node = self._start_node(index)
-            self.nodes[node.name] = node
+        for index, name in enumerate(names):
+            self.nodes[name] = self._start_node(index, name)
 
-    def _start_node(self, index: int) -> LocalNode:
-        name = f"n{index}"
+    def _start_node(self, index: int, name: str) -> LocalNode:
         kernel_log = self._folder / f"{name}.kmsg"
         kernel_log.touch(mode=0o600)  # musterd believes no file that others can write
         where = ["--listen", f"{_LOOPBACK}:0", "--node", name, "--memory", ""]

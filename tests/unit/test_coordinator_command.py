@@ -236,6 +236,17 @@ async def test_a_standby_needs_slurm_calls_that_end_with_the_process(tmp_path: P
     await unshared.wait()
 
 
+async def test_a_local_job_has_all_its_nodes_before_their_agents_come() -> None:
+    """Else an agent that comes seconds after the others would look like one of a node that the job has lost."""
+    slurm = LocalSlurm(("a", "b", "c"))
+    slurm.add_node(7, "b", 1000)
+    found = slurm.cluster.jobs()[7]
+    assert (found.nodes, found.batch_host) == (("a", "b", "c"), "a")
+    await slurm.remove_node(7, "b")
+    slurm.add_node(7, "c", 1000)
+    assert slurm.cluster.jobs()[7].nodes == ("a", "c")
+
+
 async def test_a_local_cluster_is_made_of_the_agents_that_attach() -> None:
     slurm = LocalSlurm()
     for node in ("a", "b", "c", "b"):
