@@ -62,6 +62,7 @@ SLURMDBD_CONF = f"""DbdHost={CONTROLLER}
 SlurmUser=slurm
 AuthType=auth/munge
 PidFile=/run/slurm/slurmdbd.pid
+PrivateData=jobs,usage
 StorageType=accounting_storage/mysql
 StorageHost=localhost
 StorageUser=slurm
