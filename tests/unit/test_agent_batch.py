@@ -133,6 +133,31 @@ async def test_a_gang_that_is_over_does_not_wait_for_an_srun_that_hangs(
     assert not Path("/proc", mark.read_text().strip()).exists()
 
 
+class Carrying(Srun):
+    """It writes so many bytes between two looks, and never ends."""
+
+    def carry(self, *pieces: int) -> None:
+        self._totals = [sum(pieces[:count]) for count in range(len(pieces) + 1)]
+
+    @property
+    def written(self) -> int:
+        return self._totals.pop(0)
+
+    async def ends_within(self, within: float) -> bool:
+        return not self._totals
+
+
+async def test_an_srun_that_carries_output_is_waited_for() -> None:
+    process = await asyncio.create_subprocess_exec("true")
+    srun = Carrying(process)
+    srun.carry(5000, 1 << 20, 5000)
+    assert await srun.ends_or_is_silent(20.0)
+    srun.carry(5000, 100, 5000)
+    assert not await srun.ends_or_is_silent(20.0)
+    assert Srun(process).written == 0
+    await process.wait()
+
+
 async def test_the_end_of_srun_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
     goes_on = tmp_path / "goes_on"
     os.mkfifo(goes_on)

@@ -96,7 +96,7 @@ class PollTiming:
 
     poll_s: seconds between two views after srun's end.
     poll_beside_srun_s: seconds between two views while srun runs.
-    srun_exit_s: seconds from the gang's end to srun's end. srun may block on a dead node.
+    srun_exit_s: seconds from the gang's end to srun's end, in which srun writes nothing. It may block on a dead node.
     srun_kill_s: seconds to wait after SIGKILL.
     """
 
@@ -195,7 +195,7 @@ async def _requeue_job(
 
 
 async def _wait_or_kill(srun: Srun, timing: PollTiming) -> None:
-    if not await srun.ends_within(timing.srun_exit_s):
+    if not await srun.ends_or_is_silent(timing.srun_exit_s):
         log.warning("the gang has ended but srun still runs: killing srun")
         with contextlib.suppress(ProcessLookupError):  # the process has just ended by itself
             srun.process.kill()

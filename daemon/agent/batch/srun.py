@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from muster.slurm.client.parsing import hostlist
 
@@ -31,6 +32,8 @@ _TASK_FAILURE = re.compile(rb"srun: error: (\S+): tasks? \S+ Exited with exit co
 _MOST_OWN_CODE = 128
 """Above it, a signal has ended a task: srun may have ended the whole step."""
 _CHUNK = 65536
+_OUTPUT_BYTES = 4096
+"""What srun writes at least while it carries output of ranks. While it waits for a dead node it only wakes itself."""
 _OUTPUT_DRAIN_S = 2.0
 """Seconds for which srun's remaining output is read after srun has ended. A child of srun may keep the pipe open for
 ever."""
@@ -127,6 +130,27 @@ class Srun:
     async def ends_within(self, within: float) -> bool:
         """Wait at most `within` seconds for srun to end; return whether it has ended."""
         return await _process_ends_within(self.process, within)
+
+    async def ends_or_is_silent(self, within: float) -> bool:
+        """Wait for srun to end for as long as it carries output of ranks; return whether it has ended. `within`:
+        seconds in which it writes nothing.
+        """
+        before = self.written
+        while not await self.ends_within(within):
+            now = self.written
+            if now - before < _OUTPUT_BYTES:
+                return False
+            before = now
+        return True
+
+    @property
+    def written(self) -> int:
+        """The bytes that it has written so far; 0: not known."""
+        try:
+            found = re.search(r"^wchar: (\d+)$", Path(f"/proc/{self.process.pid}/io").read_text(), re.M)
+        except OSError:
+            return 0
+        return int(found[1]) if found else 0
 
     async def _read(self, ours: int) -> None:
         stderr = asyncio.StreamReader()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 _CLOSE_S = 20.0
-"""Seconds in which the rest is copied at the end, if somebody reads it."""
+"""Seconds without any progress after which the rest is not copied: nobody reads it."""
+log = logging.getLogger(__name__)
 
 
 class CopyThread:
@@ -18,6 +20,7 @@ class CopyThread:
     def __init__(self, name: str, poll_s: float) -> None:
         self._poll_s = poll_s
         self._ending = threading.Event()
+        self._turns = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def copy_once(self) -> bool:
@@ -29,15 +32,20 @@ class CopyThread:
         self._thread.start()
 
     def close(self) -> None:
-        """All ranks have ended: copy what is left, for some seconds at most."""
+        """All ranks have ended: copy what is left, for as long as somebody reads it."""
         self._ending.set()
-        self._thread.join(_CLOSE_S)
+        before = -1
+        while self._thread.is_alive() and before != self._turns:
+            before = self._turns
+            self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            log.error("nobody has read the output for %d s: its end is in the logs of the ranks alone", _CLOSE_S)
 
     def copy_rest(self) -> None:
         """Copy what is left, in the thread of the caller."""
         self._ending.set()
         while self.copy_once():
-            pass
+            self._turns += 1
 
     def _run(self) -> None:
         while not self._ending.wait(0 if self.copy_once() else self._poll_s):
