@@ -74,6 +74,7 @@ def scan(text: str) -> Script:
             found.functions.add(found.commands[-1].words[-1])
         elif words and words[0][0] == "function":
             found.functions.add(words[-1 if len(words) < 2 else 1][0])
+            words = words[2:] or words  # `function run { srun "$@"; }`
         if command := _command(words, line, found, sure=not conditions and before not in ("&&", "||")):
             command.in_loop = loops > 0
             found.commands.append(command)

@@ -100,6 +100,7 @@ def test_scripts_as_people_run_them(name: str, line: int, reason: str, words: st
         ("srun ./train.sh", 2, KNOWN_WHEN_IT_RUNS),
         ('srun "$@"', 2, KNOWN_WHEN_IT_RUNS),
         ("srun hostname\nsrun $PROGRAM", 3, KNOWN_WHEN_IT_RUNS),
+        ('function go { srun "$@"; }\ngo torchrun --nnodes=4 a.py', 2, KNOWN_WHEN_IT_RUNS),
     ],
 )
 def test_the_line_that_launches(text: str, line: int, reason: str) -> None:

@@ -105,7 +105,7 @@ def decide(words: SrunWords, script: Script, lines: Sequence[int], text_of: Call
     if not each:
         return Decision(Kind.HELPER, warning=f"it has not as many tasks on each of the {script.nodes} nodes")
     if launcher and each > 1:
-        return Decision(Kind.HELPER, warning=f"it starts a launcher {each} times on a node: use --ntasks-per-node=1")
+        return Decision(Kind.HELPER, warning=f"it starts a launcher {each} times on a node: use --ntasks=$SLURM_NNODES")
     return Decision(Kind.LAUNCHER if launcher else Kind.RANKS, each)
 
 
