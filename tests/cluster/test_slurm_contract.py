@@ -115,7 +115,9 @@ def take_down(cluster: Cluster, node: str) -> None:
 
 
 def test_a_partition_of_the_batch_host_that_heals_leaves_the_job_alone(healthy: Cluster, gang: str) -> None:
-    """This also holds if slurmctld and every slurmd restart afterwards."""
+    """This also holds if slurmctld and every slurmd restart afterwards. A slurmctld before 26.05 that starts takes the
+    first node that is left for the batch host, and a step there keeps the job.
+    """
     healthy.partition("n0")
     take_down(healthy, "n0")
     assert shown(healthy, gang) == ("RUNNING", "n[1-2]", "n0")
@@ -127,17 +129,20 @@ def test_a_partition_of_the_batch_host_that_heals_leaves_the_job_alone(healthy: 
     wait_until(lambda: healthy.sh(CONTROLLER, back) == "State=IDLE+DRAIN", 40, "n0 is back, still drained")
     # Slurm kills them when the slurmd registers: "Registered StepId=batch on wrong node". It ends nothing else.
     wait_until(lambda: not healthy.sh("n0", "pgrep -u alice || true"), 40, "no process of the job is left on n0")
-    assert shown(healthy, gang) == ("RUNNING", "n[1-2]", "n0")
+    assert shown(healthy, gang) == ("RUNNING", "n[1-2]", "n1" if healthy.spec.suite == "trixie" else "n0")
     for node in ("n1", "n2"):
         assert healthy.sh(node, "pgrep -x sleep -u alice")
 
 
 def test_the_end_of_a_batch_script_on_a_removed_node_ends_the_job(healthy: Cluster, gang: str) -> None:
-    """So Muster does not set an unfit batch host DOWN while it is alive and its gang continues."""
+    """So Muster does not set an unfit batch host DOWN while it is alive and its gang continues. Slurm before 25.11.6
+    ends the script itself, and with it the job.
+    """
     take_down(healthy, "n0")
-    assert shown(healthy, gang) == ("RUNNING", "n[1-2]", "n0")
-    assert healthy.sh("n0", "pgrep -f 'slurmstepd: .[0-9]*.batch'")
-    healthy.sh("n0", "pkill -u alice -x srun")
+    if healthy.spec.suite != "trixie":
+        assert shown(healthy, gang) == ("RUNNING", "n[1-2]", "n0")
+        assert healthy.sh("n0", "pgrep -f 'slurmstepd: .[0-9]*.batch'")
+        healthy.sh("n0", "pkill -u alice -x srun")
     wait_until(lambda: shown(healthy, gang)[0] == "FAILED", 10, "the job failed")
 
 

@@ -138,7 +138,7 @@ class Procedures(ABC):
         try:
             await self._update_node(operation, node, "RESUME", "", timeout_s)
         except SlurmRefused as error:
-            if error_messages.NO_TRANSITION not in error.message:
+            if not error_messages.says_no_transition(error):
                 raise
             found = (await self._nodes([node], deadline.require(operation))).get(node)
             if not isinstance(found, Node) or found.drained or found.down:

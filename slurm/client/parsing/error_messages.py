@@ -24,7 +24,8 @@ IS_PENDING: Final = "Job is pending execution"
 HAS_STARTED: Final = "Job is no longer pending execution"
 CANCELLED: Final = "Job is cancelled"
 """Muster's own message. Slurm itself accepts a requeue of a cancelled job; Muster does not send one."""
-NO_TRANSITION: Final = "Invalid node state transition"
+_NO_TRANSITION: Final = ("Invalid node state transition", "Invalid node state specified")
+"""The second is that of Slurm 24.11 and 25.05, which have no other words for it."""
 _ENDED: Final = ("Job has already finished", "already completing or completed")
 
 _COMMAND_PREFIX = re.compile(r"^(\w+: |\w+ )*?(error|fatal): ")
@@ -89,6 +90,11 @@ def to_error(operation: str, message: str) -> SlurmError:
 def says_job_ended(error: SlurmRefused) -> bool:
     """Whether Slurm refused because the job has ended, or ended so long ago that Slurm has no record of it."""
     return _contains_any(error.message, (*_ENDED, NO_SUCH_JOB))
+
+
+def says_no_transition(error: SlurmRefused) -> bool:
+    """Whether Slurm may have refused because the node is in the wanted state already."""
+    return _contains_any(error.message, _NO_TRANSITION)
 
 
 def _contains_any(message: str, needles: tuple[str, ...]) -> bool:
