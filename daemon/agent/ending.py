@@ -23,6 +23,7 @@ _RANK_EXIT_TIMEOUT_S = 12.0
 _POLL_S = 0.05
 _EXIT_SIGTERM = 128 + signal.SIGTERM
 _SIGTERM_NOTICE = "Slurm has sent SIGTERM: the job's time limit, a preemption, a requeue or scancel"
+INTERRUPTED = "the launch was interrupted (SIGINT, as Ctrl-C sends it)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,11 @@ class WindDown:
         self.notice = ""
         self.failure = ""
 
-    def on_sigterm(self) -> None:
+    def on_sigterm(self, notice: str = _SIGTERM_NOTICE) -> None:
         """SIGTERM has come: report it and follow the coordinator's orders. Without an order, wind down."""
         if not self.notice and not self._lifetime.ended.done():
-            self.notice = _SIGTERM_NOTICE
-            log.warning(self.notice)
+            self.notice = notice
+            log.warning(notice)
             self._status_changed()
             self._lifetime.start(self._wind_down_without_order(), vital=True)
 

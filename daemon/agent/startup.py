@@ -23,6 +23,7 @@ from muster.daemon.agent.batch.batch_process import RemoteCoordinator, run_batch
 from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
+from muster.daemon.agent.ending import INTERRUPTED
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
 from muster.daemon.agent.launch import task_binding
 from muster.daemon.agent.launch.handover import MACRO, Handover, Shown, WrongHandover
@@ -287,6 +288,7 @@ async def _serve(options: argparse.Namespace, settings: AgentSettings) -> tuple[
     agent_log.start(options.log_level, options.log_format, *place, for_script=settings.shown is not None)
     agent = Agent(settings)
     _on_end(agent.wind_down.on_sigterm)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, agent.wind_down.on_sigterm, INTERRUPTED)
     return await agent.run(), agent.job_is_over
 
 

@@ -404,6 +404,41 @@ async def test_a_launch_that_was_interrupted_is_not_repeated_for_a_node_that_fai
     assert mark.read_text() == "\n"
 
 
+@pytest.mark.parametrize(
+    ("shown", "view", "code"),
+    [
+        ("7.3", UNKNOWN, 130),
+        ("7.3", GangView(phase="FAILED", final=True, exit_code=98), 130),
+        ("7.3", FAILED, 93),
+        ("7.3", GATHERING, 130),
+        ("", GATHERING, 130),
+    ],
+)
+async def test_ctrl_c_goes_to_the_step_of_a_launch_and_not_through_srun(
+    tmp_path: Path, shown: str, view: GangView | ViewFailure, code: int
+) -> None:
+    """It ends the step, and with it srun. Without a step, srun is to end."""
+    mark, told = tmp_path / "ready", tmp_path / "told"
+    srun = f"trap 'exit 9' INT HUP; trap 'exit 130' USR1 TERM; echo $$ > {mark}; while :; do sleep 0.01; done"
+    step = f"echo StepId=7.2 SrunHost:Pid=n0:1$(cat {mark}); echo StepId={shown} Name=x SrunHost:Pid=n0:$(cat {mark})"
+    for name, words in (
+        ("scontrol", step if shown else "true"),
+        ("scancel", f"echo $* > {told}; kill -USR1 $(cat {mark})"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{words}\n")
+        (tmp_path / name).chmod(0o700)
+    given = Allocation(7, 2, 1, scontrol=str(tmp_path / "scontrol"), scancel=str(tmp_path / "scancel"))
+    coordinator = Ends(told.exists, view) if shown else Answers(view)
+    launch = run_batch(["sh", "-c", srun], coordinator, given, FAST, ends_step=True)
+    running = asyncio.ensure_future(launch)
+    async with asyncio.timeout(120):
+        while not (mark.exists() and mark.read_text()):  # noqa: ASYNC110 - untold
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await running == code
+    assert (told.read_text() if told.exists() else "") == (f"--signal=INT {shown}\n" if shown else "")
+
+
 async def test_a_script_that_was_queued_once_more_holds_no_nodes(caplog: pytest.LogCaptureFixture) -> None:
     """Its agents have been dismissed. The gang runs on in the job that muster has submitted."""
     other = GangView(phase="RUNNING", slurm_job_ids=[7, 9])

@@ -472,6 +472,16 @@ def test_agents_that_all_end_at_once_exclude_none_of_their_nodes() -> None:
     assert words in calls(world, "requeue")[0].text
 
 
+def test_a_users_own_script_goes_on_whose_launch_has_lost_nothing_but_its_agents() -> None:
+    """A user's signal has ended them. The shell may be one of salloc, which has more to do on these nodes."""
+    world = training(nodes=3, spares=0, own_nodes=("n0", "n1", "n2"), requeue=False)
+    for node in ("n0", "n1", "n2"):
+        world.kill_agent(node)
+    world.run_until(lambda: world.gang.final)
+    world.run_for(120.0)
+    assert calls(world, "complete") == []
+
+
 def test_a_finished_gangs_job_that_slurm_has_queued_again_can_be_cancelled() -> None:
     world = training(nodes=2, spares=0)
     world.finish()

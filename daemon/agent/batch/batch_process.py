@@ -25,7 +25,15 @@ import grpc
 import grpc.aio
 
 from muster import exit_codes
-from muster.daemon.agent.batch.srun import ALL_LAUNCHED, MAX_REQUEUES, Allocation, LaunchFailures, Srun, requeue
+from muster.daemon.agent.batch.srun import (
+    ALL_LAUNCHED,
+    MAX_REQUEUES,
+    Allocation,
+    LaunchFailures,
+    Srun,
+    requeue,
+    signal_step,
+)
 from muster.daemon.host.process import step_signals
 from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.identity import Credentials
@@ -113,6 +121,8 @@ class PollTiming:
     no_agent_answers: int = 20
     # Consecutive answers after which a coordinator that has heard of nodes without an agent requeues no job for them.
     requeue_answers: int = 5
+    # Answers for which the end of a gang is awaited whose launch SIGINT has ended.
+    interrupt_answers: int = 20
 
 
 _DEFAULT_TIMING = PollTiming()
@@ -127,6 +137,7 @@ async def run_batch(
     allocation: Allocation | None = None,
     timing: PollTiming = _DEFAULT_TIMING,
     forwarded: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+    ends_step: bool = False,
 ) -> int:
     """Run `argv` (srun) and wait until the gang is final; return its exit code, or EXIT_REQUEUED.
 
@@ -134,22 +145,25 @@ async def run_batch(
     requeued. A launch is also repeated if a dying node has killed it, or if this host could not reach slurmctld.
     srun is started MAX_LAUNCHES times at most. In two cases the result is srun's own exit code, with the reason in
     the log: the launch fails otherwise and no agent stays attached; or srun has ended and the coordinator still does
-    not know the gang.
+    not know the gang. `ends_step`: SIGINT goes to ranks and agents, and not through srun; the result is 130 then.
     """
     allocation, lost_nodes, launches = allocation or Allocation(), set[str](), 0
     while True:
         launches += 1
         try:
-            srun = await Srun.start(allocation.command(argv, sorted(lost_nodes)))
+            # A terminal sends Ctrl-C to a process group. srun would take it, and what is passed on, for two.
+            srun = await Srun.start(allocation.command(argv, sorted(lost_nodes)), 0 if ends_step else None)
         except OSError as error:
             log.error("can't start %s: %s", argv[0], error.strerror)
             return 127
-        _forward_signals(srun, forwarded)
+        _forward_signals(srun, forwarded, allocation if ends_step else None)
         view = await _poll_beside_srun(srun, coordinator, timing, lost_nodes)
         if view is not None:
             await _wait_or_kill(srun, timing)
-            return _log_result(view)
+            return _after_interrupt(view) if ends_step and signal.SIGINT in srun.asked_to_end else _log_result(view)
         code = await srun.wait()
+        if ends_step and signal.SIGINT in srun.asked_to_end:
+            return await _final_after_interrupt(coordinator, timing)
         if code and signal.SIGINT in srun.asked_to_end:
             code = exit_codes.EXIT_CANCELLED
         found = srun.failed_nodes - lost_nodes
@@ -292,14 +306,47 @@ def _log_result(view: GangView) -> int:
     return exit_codes.of_shell(view.exit_code)
 
 
-def _forward_signals(srun: Srun, forwarded: Sequence[signal.Signals]) -> None:
-    """Forward these signals to srun. Ignore the others that Slurm may send to a batch shell."""
+async def _end_step(srun: Srun, allocation: Allocation) -> None:
+    log.warning("interrupted: the ranks are to end; once more to kill them")
+    if refused := await signal_step(allocation, srun.process.pid, signal.SIGINT):
+        log.warning("no signal was sent to the ranks, srun kills them: %s", refused)
+        with contextlib.suppress(ProcessLookupError):  # the process has just ended by itself
+            srun.process.send_signal(signal.SIGTERM)
+
+
+async def _final_after_interrupt(coordinator: Coordinator, timing: PollTiming) -> int:
+    """SIGINT has ended srun: wait for the end of the gang, if agents were there, but not for ever."""
+    for _ in range(timing.interrupt_answers):
+        view = await coordinator.view()
+        if isinstance(view, GangView) and view.final:
+            return _after_interrupt(view)
+        if view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and not _any_agent_attached(view)):
+            break
+        await asyncio.sleep(timing.poll_s)
+    return exit_codes.EXIT_CANCELLED
+
+
+def _after_interrupt(view: GangView) -> int:
+    """The exit code of a launch that SIGINT was to end. Its gang may have ended before."""
+    return exit_codes.EXIT_CANCELLED if view.exit_code == exit_codes.EXIT_STOPPED else _log_result(view)
+
+
+def _forward_signals(srun: Srun, forwarded: Sequence[signal.Signals], of_step: Allocation | None) -> None:
+    """Forward these signals to srun. Ignore the others that Slurm may send to a batch shell. `of_step`: SIGINT goes to
+    the step, the first time; and the second time srun is to kill the step."""
     loop = asyncio.get_running_loop()
 
-    def tell(signum: int) -> None:
-        if srun.process.returncode is None:
-            srun.asked_to_end |= {signum} & {signal.SIGTERM, signal.SIGINT}
+    def tell(signum: signal.Signals) -> None:
+        if srun.process.returncode is not None:
+            return
+        again = signal.SIGINT in srun.asked_to_end
+        srun.asked_to_end |= {signum} & {signal.SIGTERM, signal.SIGINT}
+        if of_step is None or signum is not signal.SIGINT:
             srun.process.send_signal(signum)
+        elif again:
+            srun.process.send_signal(signal.SIGTERM)
+        else:
+            srun.ending = asyncio.ensure_future(_end_step(srun, of_step))
 
     step_signals.ignore()
     for number in forwarded:

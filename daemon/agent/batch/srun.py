@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ _OUTPUT_DRAIN_S = 2.0
 """Seconds for which srun's remaining output is read after srun has ended. A child of srun may keep the pipe open for
 ever."""
 REQUEUE_TIMEOUT_S = 60.0
+SIGNAL_S = 5.0
+"""Seconds for each call that sends a signal to a step."""
 MAX_REQUEUES = 5
 """A job whose launch fails is requeued at most this often."""
 
@@ -51,7 +54,8 @@ class Allocation:
     may_requeue: Slurm may requeue the job.
     batch_host: the node on which the batch script runs.
     restart_count: how often Slurm has restarted the job.
-    scontrol: the command that requeues the job.
+    scontrol: the command that requeues the job, and shows its steps.
+    scancel: the command that sends a signal to a step.
     """
 
     job_id: int = 0
@@ -61,6 +65,7 @@ class Allocation:
     batch_host: str = ""
     restart_count: int = 0
     scontrol: str = "scontrol"
+    scancel: str = "scancel"
 
     def command(self, srun: Sequence[str], lost: Sequence[str]) -> list[str]:
         """srun's command line for all nodes except `lost`."""
@@ -98,11 +103,13 @@ class Srun:
     """srun has reported that it can't reach slurmctld."""
     asked_to_end: set[int] = field(default_factory=set)
     """The signals of SIGTERM and SIGINT that were passed on to it. Its exit code does not tell them apart."""
+    ending: asyncio.Task[None] | None = None
+    """Passes SIGINT on to the step."""
     _reader: asyncio.Task[None] | None = None
 
     @staticmethod
-    async def start(argv: Sequence[str]) -> Srun:
-        """Start srun.
+    async def start(argv: Sequence[str], group: int | None = None) -> Srun:
+        """Start srun in a process group: 0 for one of its own, None for that of this process.
 
         Raises:
             OSError: the program can't be started.
@@ -110,7 +117,7 @@ class Srun:
         # Use a pipe of our own. With asyncio's pipe, wait() returns only after srun's last child has closed the pipe.
         ours, theirs = os.pipe()
         try:
-            srun = Srun(await asyncio.create_subprocess_exec(*argv, stderr=theirs))
+            srun = Srun(await asyncio.create_subprocess_exec(*argv, stderr=theirs, process_group=group))
         except OSError:
             os.close(ours)
             raise
@@ -194,17 +201,40 @@ async def _process_ends_within(process: asyncio.subprocess.Process, within: floa
 async def requeue(allocation: Allocation, within: float = REQUEUE_TIMEOUT_S) -> str:
     """Ask Slurm to requeue the job. Return an empty string, or the reason why Slurm refused or gave no answer within
     `within` seconds."""
-    argv = (allocation.scontrol, "requeue", str(allocation.job_id))
+    status, _, words = await _call(within, allocation.scontrol, "requeue", str(allocation.job_id))
+    return words if status else ""
+
+
+async def signal_step(allocation: Allocation, srun: int, number: signal.Signals, within: float = SIGNAL_S) -> str:
+    """Send a signal to all processes of the step of an srun. Return an empty string, or the reason why that failed.
+
+    srun itself would kill the step. Agents that are killed tell the coordinator nothing, which then ends the whole job.
+
+    Args:
+        srun: its process.
+    """
+    job = str(allocation.job_id)
+    status, steps, words = await _call(within, allocation.scontrol, "--oneliner", "show", "steps", job)
+    step = re.search(rf"^StepId=(\S+) .*SrunHost:Pid=[^\s:]*:{srun}\b", steps, re.MULTILINE)
+    if status or step is None:
+        return words or f"job {job} has no step of this srun"
+    status, _, words = await _call(within, allocation.scancel, f"--signal={number.name.removeprefix('SIG')}", step[1])
+    return words if status else ""
+
+
+async def _call(within: float, *argv: str) -> tuple[int, str, str]:
+    """Run a command of Slurm. Return its exit status, what it has printed, and why it has failed."""
+    pipe = asyncio.subprocess.PIPE
     try:
-        asked = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
+        asked = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=pipe)
     except OSError as error:
-        return f"scontrol: {error}"
+        return 127, "", f"{os.path.basename(argv[0])}: {error}"
     try:
         async with asyncio.timeout(within):
-            _, words = await asked.communicate()
+            printed, words = await asked.communicate()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):  # the process has just ended by itself
             asked.kill()
         await _process_ends_within(asked, _OUTPUT_DRAIN_S)
-        return f"scontrol: no answer within {within:g} s"
-    return words.decode(errors="replace").strip() if asked.returncode else ""
+        return 1, "", f"{os.path.basename(argv[0])}: no answer within {within:g} s"
+    return asked.returncode or 0, printed.decode(errors="replace"), words.decode(errors="replace").strip()

@@ -82,8 +82,10 @@ def run(
     allocation = Allocation(job.job_id, len(nodes.all), spec.min_nodes, spec.requeue, host, job.restarts)
     seen = Hooked(Summarised(remote, spec.run_dir, job.gang), spec.hooks, spec.run_dir)
     sys.stdout.flush()
-    code = asyncio.run(run_batch(argv, seen, allocation, LAUNCH_OF_SCRIPT, forwarded=_FORWARDED))
+    code = asyncio.run(run_batch(argv, seen, allocation, LAUNCH_OF_SCRIPT, _FORWARDED, ends_step=True))
     tell_if_nothing_started(job, words, remote, code)
+    if code == exit_codes.EXIT_CANCELLED and decision.kind is Kind.LAUNCHER:
+        return exit_codes.OF_TORCHRUN
     if code != EXIT_FAILED_AGAIN:
         return code
     return exit_code_of_ranks(rank_log_files.failed_codes(spec.run_dir, job.gang), decision.kind)

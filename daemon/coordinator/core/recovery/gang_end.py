@@ -79,7 +79,8 @@ def is_batch_host_dead(roster: Roster, job: SlurmJob) -> bool:
     """No process is left that would report the job's end to Slurm."""
     host = roster.batch_host
     left = host is not None and bool(job.job_nodes) and host.node not in job.job_nodes
-    return host is None or left or host.gone
+    # A node that answers has lost its agent alone: after a user's signal, or to a lack of memory.
+    return host is None or left or (host.gone and host.removal_reason != host.agent_ended_reason)
 
 
 def _is_cancel_owed(state: DurableState, gang: Gang) -> bool:
