@@ -411,7 +411,7 @@ async def test_a_launch_that_was_interrupted_is_not_repeated_for_a_node_that_fai
         ("7.3", GangView(phase="FAILED", final=True, exit_code=98), 130),
         ("7.3", FAILED, 93),
         ("7.3", GATHERING, 130),
-        ("", GATHERING, 130),
+        ("", UNKNOWN, 130),
     ],
 )
 async def test_ctrl_c_goes_to_the_step_of_a_launch_and_not_through_srun(
@@ -428,7 +428,7 @@ async def test_ctrl_c_goes_to_the_step_of_a_launch_and_not_through_srun(
         (tmp_path / name).write_text(f"#!/bin/sh\n{words}\n")
         (tmp_path / name).chmod(0o700)
     given = Allocation(7, 2, 1, scontrol=str(tmp_path / "scontrol"), scancel=str(tmp_path / "scancel"))
-    coordinator = Ends(told.exists, view) if shown else Answers(view)
+    coordinator = Ends(told.exists, view) if shown else Answers(RUNNING, RUNNING, view)
     launch = run_batch(["sh", "-c", srun], coordinator, given, FAST, ends_step=True)
     running = asyncio.ensure_future(launch)
     async with asyncio.timeout(120):
@@ -437,6 +437,21 @@ async def test_ctrl_c_goes_to_the_step_of_a_launch_and_not_through_srun(
         os.kill(os.getpid(), signal.SIGINT)
         assert await running == code
     assert (told.read_text() if told.exists() else "") == (f"--signal=INT {shown}\n" if shown else "")
+
+
+@pytest.mark.parametrize("view", [UNKNOWN, GATHERING])
+async def test_before_any_agent_has_attached_ctrl_c_has_srun_kill_the_step(
+    tmp_path: Path, view: GangView | ViewFailure
+) -> None:
+    mark = tmp_path / "ready"
+    srun = f"trap 'exit 9' INT; trap 'exit 130' TERM; echo > {mark}; while :; do sleep 0.01; done"
+    given = Allocation(7, 2, 1, scontrol=str(tmp_path / "none"))
+    running = asyncio.ensure_future(run_batch(["sh", "-c", srun], Answers(view), given, FAST, ends_step=True))
+    async with asyncio.timeout(120):
+        while not mark.exists():  # noqa: ASYNC110 - untold
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await running == 130
 
 
 async def test_a_script_that_was_queued_once_more_holds_no_nodes(caplog: pytest.LogCaptureFixture) -> None:

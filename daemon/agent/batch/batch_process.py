@@ -16,10 +16,11 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -156,7 +157,7 @@ async def run_batch(
         except OSError as error:
             log.error("can't start %s: %s", argv[0], error.strerror)
             return 127
-        _forward_signals(srun, forwarded, allocation if ends_step else None)
+        _forward_signals(srun, forwarded, partial(_end_step, srun, allocation, coordinator) if ends_step else None)
         view = await _poll_beside_srun(srun, coordinator, timing, lost_nodes)
         if view is not None:
             await _wait_or_kill(srun, timing)
@@ -306,10 +307,15 @@ def _log_result(view: GangView) -> int:
     return exit_codes.of_shell(view.exit_code)
 
 
-async def _end_step(srun: Srun, allocation: Allocation) -> None:
+async def _end_step(srun: Srun, allocation: Allocation, coordinator: Coordinator) -> None:
     log.warning("interrupted: the ranks are to end; once more to kill them")
-    if refused := await signal_step(allocation, srun.process.pid, signal.SIGINT):
+    view = await coordinator.view()
+    # An agent that has only started loses the signal, and there is no rank yet that would save anything.
+    early = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and _gathers_without_agents(view))
+    refused = "" if early else await signal_step(allocation, srun.process.pid, signal.SIGINT)
+    if refused:
         log.warning("no signal was sent to the ranks, srun kills them: %s", refused)
+    if refused or early:
         with contextlib.suppress(ProcessLookupError):  # the process has just ended by itself
             srun.process.send_signal(signal.SIGTERM)
 
@@ -331,9 +337,11 @@ def _after_interrupt(view: GangView) -> int:
     return exit_codes.EXIT_CANCELLED if view.exit_code == exit_codes.EXIT_STOPPED else _log_result(view)
 
 
-def _forward_signals(srun: Srun, forwarded: Sequence[signal.Signals], of_step: Allocation | None) -> None:
-    """Forward these signals to srun. Ignore the others that Slurm may send to a batch shell. `of_step`: SIGINT goes to
-    the step, the first time; and the second time srun is to kill the step."""
+def _forward_signals(
+    srun: Srun, forwarded: Sequence[signal.Signals], end_step: Callable[[], Coroutine[Any, Any, None]] | None
+) -> None:
+    """Forward these signals to srun. Ignore the others that Slurm may send to a batch shell. `end_step`: what SIGINT
+    does the first time; the second time srun is to kill the step."""
     loop = asyncio.get_running_loop()
 
     def tell(signum: signal.Signals) -> None:
@@ -341,12 +349,12 @@ def _forward_signals(srun: Srun, forwarded: Sequence[signal.Signals], of_step: A
             return
         again = signal.SIGINT in srun.asked_to_end
         srun.asked_to_end |= {signum} & {signal.SIGTERM, signal.SIGINT}
-        if of_step is None or signum is not signal.SIGINT:
+        if end_step is None or signum is not signal.SIGINT:
             srun.process.send_signal(signum)
         elif again:
             srun.process.send_signal(signal.SIGTERM)
         else:
-            srun.ending = asyncio.ensure_future(_end_step(srun, of_step))
+            srun.ending = asyncio.ensure_future(end_step())
 
     step_signals.ignore()
     for number in forwarded:
