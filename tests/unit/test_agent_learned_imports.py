@@ -91,7 +91,7 @@ async def test_a_module_that_could_do_harm_is_left_to_the_script(harness: Harnes
 
 
 async def test_what_a_module_imports_is_there_though_the_module_itself_is_left_to_the_script(harness: Harness) -> None:
-    """PyTorch Lightning reads RANK as it is imported, and is slow because of torchmetrics."""
+    """PyTorch Lightning reads RANK as it is imported, and is slow because of what it imports."""
     start(harness, SHOW + "import slow\n", slow="import os, inner; rank = os.environ.get('RANK')", inner="")
     assert await harness.run(RANK="0") == (0, "[]\n")
     assert await learn(harness, *(await harness.until("imported"))["words"]) == ["inner"]
