@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -57,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--slurmd-timeout", type=int, default=10, metavar="SECONDS")
     up.add_argument("--suite", default="forky", choices=SUITES, help="Debian: Slurm 26.05 or 24.11")
     up.add_argument("--accounting", action="store_true", help="slurmdbd with accounts of alice and bob, and its limits")
+    up.add_argument(
+        "--confined", action="store_true", help="let Slurm confine jobs with cgroups; a node has the host's CPUs"
+    )
+    up.add_argument("--private-tmp", action="store_true", help="give each job /tmp and /dev/shm of its own")
     up.add_argument("--no-daemons", action="store_true", help="do not start Muster's daemons")
     down = verb("down", _down, "remove a cluster")
     down.add_argument("--stale", action="store_true", help="remove all clusters whose owning process has exited")
@@ -159,6 +164,9 @@ def _up(args: argparse.Namespace) -> None:
         slurmd_timeout=args.slurmd_timeout,
         accounting=args.accounting,
         daemons=not args.no_daemons,
+        confined=args.confined,
+        private_tmp=args.private_tmp,
+        cpus=(os.cpu_count() or 1) if args.confined else ClusterSpec.cpus,
     )
     cluster = Cluster.up(spec, args.name, by_hand=True)
     print(f"cluster {cluster.name}: {spec.nodes} nodes idle after {time.monotonic() - began:.1f} s")

@@ -1,12 +1,12 @@
 #!/bin/bash
-# PID 1 of every container of a test cluster.  usage: init.sh ROLE DAEMONS STANDBY
+# PID 1 of every container of a test cluster.  usage: init.sh ROLE DAEMONS STANDBY CONFINED
 # Starts the services of the role, restarts services that have ended (as systemd would), and reaps orphans: bash reaps
 # every process that the kernel gives to PID 1.
 #
 # /run/cluster/NAME.pid   the pid of service NAME
 # /run/cluster/NAME.hold  while this file exists, NAME is not restarted
 set -u
-role=$1 daemons=$2 standby=$3
+role=$1 daemons=$2 standby=$3 confined=$4
 run=/run/cluster
 
 rm -rf $run /run/munge/* /run/muster /dev/shm/*
@@ -77,6 +77,21 @@ account() { # slurmdbd wants a folder of its own: its file must belong to the Sl
         sleep 0.1
     done
 }
+# slurmd makes cgroups below that of the container. Version 2 allows no processes beside them.
+own_cgroups() {
+    local group=/sys/fs/cgroup
+    if [ -e $group/cgroup.controllers ]; then
+        mount -o remount,bind,rw $group
+        mkdir -p $group/init
+        while read -r process; do echo "$process" >$group/init/cgroup.procs; done <$group/cgroup.procs
+        sed 's/[^ ]*/+&/g' $group/cgroup.controllers >$group/cgroup.subtree_control
+    else
+        for group in $group/*/; do mount -o remount,bind,rw "$group"; done
+    fi
+}
+gpu() { # a device file in place of the GPU with this number
+    if [ "$confined" = 0 ]; then mknod -m 0666 "/dev/nvidia$1" c 1 3; else mknod -m 0666 "/dev/nvidia$1" b 7 "$1"; fi
+}
 
 case $role in
 controller)
@@ -87,7 +102,8 @@ controller)
     ;;
 standby) coordinate ;;
 node)
-    for device in /dev/nvidia{0..7}; do [ -e $device ] || mknod -m 0666 $device c 1 3 2>/dev/null; done
+    for number in {0..7}; do [ -e "/dev/nvidia$number" ] || gpu "$number" 2>/dev/null; done
+    [ "$confined" = 0 ] || own_cgroups
     touch /var/log/muster-kmsg
     chmod 0644 /var/log/muster-kmsg # musterd believes no file that others can write
     mkdir -p $run/host/proc/sys/kernel/random # containers share their kernel, and its boot

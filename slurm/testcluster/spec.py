@@ -48,6 +48,14 @@ on = ["swap", "restart", "node", "end"]
 command = ["/bin/sh", "-c", "(cat; echo) >> /tmp/hooks.jsonl"]
 """
 
+# Neither version is named: slurmd takes that of the host. IgnoreSystemd: no systemd runs in the containers.
+_CONFINED = """IgnoreSystemd=yes
+ConstrainCores=yes
+ConstrainRAMSpace=yes
+ConstrainDevices=yes
+"""
+_PRIVATE_TMP = "AutoBasePath=true\nBasePath=/var/spool/private\nDirs=/tmp,/dev/shm\n"
+
 
 ACCOUNTS = {"alice": ("physics", "biology"), "bob": ("biology",)}
 """The accounts of each user in a cluster with accounting, the default first."""
@@ -84,7 +92,8 @@ class ClusterSpec:
     topology.yaml in its place. `suite` is the image's Debian: ``forky`` has Slurm 26.05, ``trixie`` has Slurm 24.11
     without pyslurm. `tests_image`: use the image of the tests. The other image has no pyslurm, and its build takes a
     minute less. `accounting`: slurmdbd keeps Slurm's accounting in a database on the controller, and its limits hold.
-    `policy`: the text of policy.toml.
+    `policy`: the text of policy.toml. `confined`: Slurm limits jobs with cgroups, as most sites do; `cpus` is
+    then at most what this host has. `private_tmp`: each job has /tmp and /dev/shm of its own.
     """
 
     nodes: int = 10
@@ -105,6 +114,8 @@ class ClusterSpec:
     suite: str = "forky"
     tests_image: bool = True
     accounting: bool = False
+    confined: bool = False
+    private_tmp: bool = False
     extra: tuple[str, ...] = ()
     policy: str = POLICY
 
@@ -162,10 +173,12 @@ class ClusterSpec:
         files = {
             "slurm.conf": self._slurm_conf(),
             **({"topology.yaml": self.topology_yaml} if self.topology_yaml else self._topology_files()),
-            "cgroup.conf": "CgroupPlugin=disabled\n",
+            "cgroup.conf": _CONFINED if self.confined else "CgroupPlugin=disabled\n",
         }
         if self.gpus:
             files["gres.conf"] = f"Name=gpu File=/dev/nvidia[0-{self.gpus - 1}]\n"
+        if self.private_tmp:
+            files["job_container.conf"] = _PRIVATE_TMP  # from 25.11 on, the plugin is called namespace/tmpfs
         return files
 
     def _topology_files(self) -> dict[str, str]:
@@ -187,14 +200,16 @@ class ClusterSpec:
             "SlurmdSpoolDir": "/var/spool/slurmd",
             "SlurmctldPidFile": "/run/slurm/slurmctld.pid",
             "SlurmdPidFile": "/run/slurm/slurmd.pid",
-            "ProctrackType": "proctrack/linuxproc",
-            "TaskPlugin": "task/none",
+            "ProctrackType": "proctrack/cgroup" if self.confined else "proctrack/linuxproc",
+            "TaskPlugin": "task/cgroup,task/affinity" if self.confined else "task/none",
+            **({"PrologFlags": "Contain,Alloc,X11"} if self.confined or self.private_tmp else {}),
+            **(self._private_tmp() if self.private_tmp else {}),
             "Prolog": "/opt/muster/bin/muster-prolog",
             "Epilog": "/opt/muster/bin/muster-epilog",
             "HealthCheckProgram": "/opt/muster/bin/muster-healthcheck",
             "HealthCheckInterval": str(HEALTH_CHECK_INTERVAL_S),
             "SelectType": "select/cons_tres",
-            "SelectTypeParameters": "CR_Core",
+            "SelectTypeParameters": "CR_Core_Memory" if self.confined else "CR_Core",
             **topologies.settings(self.topology),
             "SlurmdParameters": "config_overrides",  # else a node that claims more resources than it has is INVAL
             "SlurmdTimeout": str(self.slurmd_timeout),
@@ -222,6 +237,10 @@ class ClusterSpec:
             ),
         ]
         return "\n".join(lines) + "\n"
+
+    def _private_tmp(self) -> dict[str, str]:
+        key, room = ("JobContainerType", "job_container") if self.suite == "trixie" else ("NamespaceType", "namespace")
+        return {key: f"{room}/tmpfs"}
 
     def _groups(self) -> dict[str, list[str]]:
         """The nodes of each leaf switch."""

@@ -52,6 +52,14 @@ metrics_token = "{_METRICS_FOLDER}/token"
 metrics_certificate = "{_METRICS_FOLDER}/coordinator.pem"
 metrics_key = "{_METRICS_FOLDER}/coordinator.key"
 """
+# A node has its own tree of cgroups (init.sh makes it writable). Its fake GPUs are loop devices, so that a cgroup can
+# refuse one and grant another. Each is named, because version 1 refuses none of a range. Slurm binds tasks of
+# other users: that takes SYS_NICE.
+_CONFINED = (
+    "--cgroupns=private",
+    "--cap-add=SYS_NICE",
+    *(f"--device-cgroup-rule=b 7:{number} rwm" for number in range(8)),
+)
 
 
 def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) -> Cluster:
@@ -212,8 +220,17 @@ def _start_one(cluster: Cluster, host: str, image: str, owner: str) -> None:
         *(part for source, target in mounts.items() for part in ("--volume", f"{source}:{target}")),
         # The rights of root on a real node: debuggers, device files (fake GPUs), all system calls.
         *("--cap-add=SYS_PTRACE", "--cap-add=MKNOD", "--cap-add=SYS_ADMIN", "--security-opt=seccomp=unconfined"),
+        *(_CONFINED if spec.confined else ()),
         *("--shm-size=1g", "--pids-limit=-1", "--stop-signal=KILL", *engine.ulimits),
-        *(image, "bash", "/cluster/init.sh", role, str(int(spec.daemons)), str(int(spec.standby))),
+        *(
+            image,
+            "bash",
+            "/cluster/init.sh",
+            role,
+            str(int(spec.daemons)),
+            str(int(spec.standby)),
+            str(int(spec.confined)),
+        ),
     ).checked()
 
 

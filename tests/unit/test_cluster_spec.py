@@ -58,6 +58,16 @@ def test_a_flat_network_has_no_file() -> None:
     assert ClusterSpec(topology="flat").files().keys() == {"slurm.conf", "cgroup.conf"}
 
 
+@pytest.mark.parametrize(("suite", "key"), [("forky", "NamespaceType"), ("trixie", "JobContainerType")])
+def test_a_confined_cluster_limits_jobs_as_most_sites_do(suite: str, key: str) -> None:
+    spec = ClusterSpec(confined=True, private_tmp=True, suite=suite)
+    conf = settings(spec)
+    assert (conf["ProctrackType"], conf["PrologFlags"]) == ("proctrack/cgroup", "Contain,Alloc,X11")
+    assert conf[key].endswith("/tmpfs")
+    assert "ConstrainRAMSpace=yes" in spec.files()["cgroup.conf"]
+    assert "Dirs=/tmp,/dev/shm" in spec.files()["job_container.conf"]
+
+
 def test_an_old_slurm_has_fewer_topologies() -> None:
     with pytest.raises(SpecError, match="trixie has no topology 'torus'; choose one of tree, block, flat"):
         ClusterSpec(topology="torus", suite="trixie")

@@ -68,8 +68,8 @@ def problem_of_user(uid: int, name: str) -> str:
 def problem_of_memory(needed: int, limit: MemoryLeft | None) -> str:
     """Why memory checkpoints can't fit into what Slurm allows the job on this node; empty: they may.
 
-    `muster submit` has compared them with --mem, or with the whole node. The job's cgroup also knows of --mem-per-cpu
-    and of the site's default.
+    `muster submit` has compared them with --mem, or with the whole node. The limit also follows from the site's
+    AllowedRAMSpace, and from the node that Slurm chose.
 
     Args:
         needed: bytes; 0: not known.
