@@ -1,0 +1,164 @@
+"""A site with accounting: what sacct tells a user afterwards, limits that spares count towards, preemption by QOS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from muster.slurm.image.engine import EngineError
+from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.testcluster.spec import ClusterSpec
+from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+FIELDS = "State,ExitCode,Restarts,Comment,AdminComment,Account,QOS,NNodes"
+GRACE_S = 60
+QOS_MODES = ("requeued", "cancelled")
+QOS = (
+    "urgent set priority=1000",
+    f"requeued set preemptmode=requeue gracetime={GRACE_S}",
+    f"cancelled set preemptmode=cancel gracetime={GRACE_S}",
+    "small set maxtresperjob=node=3",
+    "strict set maxtresperjob=node=3 flags=DenyOnLimit",
+    "group set grptres=node=3",
+    "short set maxwall=10",
+)
+
+
+@pytest.fixture(scope="module")
+def site(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """Six nodes. Ordinary users see no other user's jobs and usage, and no nodes that their jobs do not have."""
+    extra = ("PreemptType=preempt/qos", "PreemptMode=REQUEUE", "PrivateData=jobs,usage,nodes")
+    suite = pytestconfig.getoption("--suite")
+    with Cluster.up(ClusterSpec(nodes=6, requeue_delay=1, accounting=True, extra=extra, suite=suite)) as cluster:
+        names = ",".join(line.split()[0] for line in QOS)
+        changes = [f"add qos {line}" for line in QOS]
+        changes += ["modify qos urgent set preempt=requeued,cancelled", f"modify user alice,bob set qos+={names}"]
+        cluster.sh(CONTROLLER, "; ".join(["set -e", *(f"sacctmgr -iQ {change}" for change in changes)]))
+        yield cluster
+
+
+def runs(site: Cluster, job: int, user: str = "alice") -> list[dict[str, str]]:
+    """What sacct shows of each run of a job, the last run last. Slurm ends a record when a node leaves the job, too."""
+    names, *lines = (
+        line.split("|") for line in site.sh(LOGIN, f"sacct -DXP -j {job} --format={FIELDS}", user=user).splitlines()
+    )
+    rows = [dict(zip(names, line, strict=True)) for line in lines]
+    return [row for row in rows if row["State"] != "RESIZING"]
+
+
+def training_job(site: Cluster, name: str, spares: int = 0, *settings: str, user: str = "alice") -> Training:
+    spec = TrainingSpec(name, nodes=2 + spares, spares=spares, arguments=SLOW_STEPS, settings=settings, user=user)
+    return Training(site, spec)
+
+
+def test_sacct_tells_a_user_how_a_job_ended_and_how_often_it_was_requeued(site: Cluster) -> None:
+    durable = 'durable_dir = "/shared/jobs/long/durable"'
+    spec = TrainingSpec("long", nodes=2, spares=1, arguments=SLOW_STEPS, settings=(durable, "pool_nodes = 0"))
+    failing = TrainingSpec("failing", nodes=2, spares=0, arguments=("--no-such-option",), user="bob")
+    with Training(site, spec) as training, Training(site, failing) as other:
+        job, others = training.submit(), other.submit("--slurm.comment=mine")
+        training.wait_step(20)
+        site.crash(swapped := training.node_of(1))
+        assert training.wait_recovered(2)["action"] == "swap"
+        site.crash(lost := training.node_of(1))
+        training.wait(lambda v: v.get("phase") == "REQUEUED", 120, "REQUEUED")
+        training.wait(lambda v: v.get("phase") == "RUNNING", 240, "RUNNING")
+        training.finish()
+        step = training.wait_final()["step"]
+        training.wait_job_ended()
+        first, last = runs(site, job)
+        assert (first["State"], last["State"], last["ExitCode"], last["Restarts"]) == (
+            "REQUEUED",
+            "COMPLETED",
+            "0:0",
+            "1",
+        )
+        assert last["Comment"] == f"muster: DONE at step {step}, 2 recoveries, the last: requeue of {lost}"
+        assert f"{lost} left in generation 3 (requeue)" in last["AdminComment"]
+        assert f"{swapped} left in generation 2 (swap)" in last["AdminComment"]
+        assert (last["Account"], last["QOS"], last["NNodes"]) == ("physics", "normal", "3")
+        (failed,) = runs(site, others, "bob")
+        assert (failed["State"], failed["ExitCode"], failed["Comment"]) == ("FAILED", "93:0", "mine")
+        assert not runs(site, job, "bob")
+    site.restore_all()
+
+
+def test_a_pool_job_says_what_it_is_for_and_goodput_knows_whom_slurm_charges(site: Cluster) -> None:
+    with training_job(site, "charged") as training:
+        job = training.submit("--slurm.account=biology")
+        training.wait_step(10)
+        site.crash(training.node_of(1))
+        training.wait_recovered(2)
+        queue = site.sh(LOGIN, f"squeue -h -o '%A|%j|%a|%k' | grep -v '^{job}[|]'", user="alice")
+        assert queue.partition("|")[2] == f"charged|biology|muster: a node for job {job} (charged)"
+        training.finish()
+        training.wait_final()
+        training.wait_job_ended()
+        accounts = site.sh(LOGIN, "muster goodput --by account", user="alice").splitlines()
+        assert [line for line in accounts if line.startswith("biology\t")], accounts
+    site.restore_all()
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (
+            "qos=small",
+            "the limit QOSMaxNodePerJobLimit holds back job {}, which asks for 4 nodes, 3 to train on and 1 ",
+        ),
+        (
+            "qos=group",
+            "the limit QOSGrpNodeLimit holds back job {}, which asks for 4 nodes, 3 to train on and 1 spare: ",
+        ),
+        ("qos=short", "the limit QOSMaxWallDurationPerJobLimit holds back job {}: muster status {} says the way out"),
+    ],
+)
+def test_submit_names_the_limit_that_holds_a_job_back(site: Cluster, option: str, says: str) -> None:
+    with training_job(site, "limited", 1) as training:
+        job = training.submit(f"--slurm.{option}", "--slurm.time=60")
+        assert says.format(job, job) in training.notes
+        site.muster(LOGIN, "cancel", str(job), user="alice")
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (
+            "qos=strict",
+            r"(?s)QOSMaxNodePerJobLimit: .*accounting/QOS policy.*4 nodes, 3 to train on and 1 spare\. sacctmgr",
+        ),
+        ("account=nosuch", r"(?s)Invalid account or account/partition .*--account=nosuch: sacctmgr show assoc user="),
+    ],
+)
+def test_what_sbatch_refuses_is_said_in_its_words_with_the_command_that_shows_more(
+    site: Cluster, option: str, says: str
+) -> None:
+    with training_job(site, "limited", 1) as training, pytest.raises(EngineError, match=says):
+        training.submit(f"--slurm.{option}")
+
+
+def test_a_job_that_its_qos_lets_be_preempted_is_saved_within_its_grace_and_goes_on(site: Cluster) -> None:
+    """Slurm would cancel one of the two for good: Muster requeues it, as job.toml wants."""
+    jobs = {mode: training_job(site, mode, 0, f'durable_dir = "/shared/jobs/{mode}/durable"') for mode in QOS_MODES}
+    with jobs["requeued"], jobs["cancelled"]:
+        for mode, training in jobs.items():
+            training.submit(f"--slurm.qos={mode}")
+        for training in jobs.values():
+            training.wait_step(10)
+        urgent = "sbatch --parsable --qos=urgent -N6 --exclusive -o /dev/null --wrap 'sleep 3'"
+        site.sh(LOGIN, urgent, user="bob")
+        for training in jobs.values():
+            training.wait(lambda v: v.get("phase") == "REQUEUED", GRACE_S, "REQUEUED")
+        stopped = {mode: training.steps(1)[-1][0] for mode, training in jobs.items()}
+        for mode, training in jobs.items():
+            training.wait_step(stopped[mode] + 1, 240)
+            training.finish()
+        for mode, training in jobs.items():
+            assert training.wait_final()["phase"] == "DONE"
+            assert training.steps(2)[0][0] == stopped[mode] + 1
+            training.wait_job_ended()
+            assert [run["State"] for run in runs(site, training.job)] == ["REQUEUED", "COMPLETED"]
+    site.restore_all()
