@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from muster.launcher.scripts.shell_commands import MOST_CHARS, Script, ShellCommand, scan
 from muster.slurm.client.known_programs import (
     BEGIN,
+    CONTAINER_OPTIONS,
     END,
     LAUNCHERS,
     PREFIXES,
@@ -36,8 +37,6 @@ from muster.slurm.client.launch_settings import BY_LAUNCHER, BY_SRUN, KNOWN_WHEN
 from muster.slurm.client.srun_options import SrunWords, UnknownOption, read_srun
 
 _SHELL = re.compile(rf"{BEGIN}({'|'.join(sorted(SHELLS))}|eval){END}|(?<!\S)\S+\.sh{END}")
-_CONTAINER_OPTIONS = ("environment", "image")
-"""Of srun's plug-ins. A program of the user's may have an --image or an --environment of its own."""
 _OTHER_LAUNCHERS = re.compile(rf"{BEGIN}(deepspeed|mpirun|mpiexec|horovodrun|pdsh){END}")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)[^}]*\})")
 _SRUN = re.compile(r"(?<![^\s\"'(/])srun(?![^\s\"')])")
@@ -177,7 +176,7 @@ def _refuse(command: ShellCommand, problem: str, instead: str) -> Choice:
 def _container(command: ShellCommand, script: Script) -> str:
     """What starts a container; empty: nothing does, as far as is known before the script runs."""
     whole = _resolved(command.text, script.sure)
-    option = next((option.name for option in _srun(whole).options if option.name in _CONTAINER_OPTIONS), "")
+    option = next((option.name for option in _srun(whole).options if option.name in CONTAINER_OPTIONS), "")
     return container(whole) or (option and f"--{option}")
 
 

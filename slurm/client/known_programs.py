@@ -25,6 +25,8 @@ _CONTAINER = re.compile(
     rf"--container(?:-id|-image|-name)?(?==|{END})|{BEGIN}(?:(?:apptainer|singularity|docker|enroot|podman|podman-hpc|sarus)"
     rf"(?:_wrapper)?(?:[ \t]+-\S+)*[ \t]+(?:exec|run|shell|start)|shifter|ch-run){END}"
 )
+CONTAINER_OPTIONS = ("container", "container-id", "container-image", "container-name", "environment", "image")
+"""Of srun and of its plug-ins. A program of the user's may have an --image or an --environment of its own."""
 _PROGRAM = re.compile(r"(?<![\w.-])[\w.-]+\.py(?!\w)|(?<=\s-m )[\w.]+")
 
 

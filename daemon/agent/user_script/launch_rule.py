@@ -17,6 +17,7 @@ from enum import Enum
 from string import Template
 
 from muster.slurm.client.known_programs import (
+    CONTAINER_OPTIONS,
     LAUNCHERS,
     PREFIXES,
     PYTHON,
@@ -28,8 +29,6 @@ from muster.slurm.client.launch_settings import BY_LAUNCHER, KNOWN_WHEN_IT_RUNS,
 from muster.slurm.client.parsing import hostlist
 from muster.slurm.client.srun_options import SrunWords
 
-_CONTAINER_OPTIONS = ("container", "container-id", "container-image", "container-name", "environment", "image")
-"""Of srun and of its plug-ins."""
 _NO_LAUNCH = ("help", "usage", "version", "test-only", "pty", "multi-prog", "het-group", "no-allocate", "pack-group")
 """Options of calls that train nothing, or that no gang can stand for."""
 _NEXT_PROGRAM = ":"
@@ -98,7 +97,7 @@ def decide(words: SrunWords, script: Script, lines: Sequence[int], text_of: Call
         hidden = named and lines and script.launch and script.launch.why == KNOWN_WHEN_IT_RUNS
         warning = "no launcher and no Python can be seen in what it starts" if hidden else ""
         return Decision(Kind.HELPER, each, everywhere=bool(each) and not chooses, warning=warning)
-    if words.has(*_CONTAINER_OPTIONS) or container(text):
+    if words.has(*CONTAINER_OPTIONS) or container(text):
         return Decision(Kind.HELPER, warning="it runs in a container")
     if _NEXT_PROGRAM in words.command:
         return Decision(Kind.HELPER, warning="it starts several programs (:)")
