@@ -79,6 +79,10 @@ class Agent:
         identity, spec, job = settings.identity, settings.spec, settings.job
         self._settings = settings
         self._swapped_generation = 0
+        # Where srun would start the ranks, the script's spares are known. Their imports wait until ranks start: the
+        # nodes of these may read from the same file system.
+        is_spare = spec.ranks_of_srun and bool(spec.own_nodes) and identity.node not in spec.own_nodes
+        self._imports_later = is_spare and not spec.preflight and not settings.pool_serial
         self._lifetime = lifetime = Lifetime()
         self._stream = stream = CoordinatorStream(settings.coordinator, settings.credentials, settings.trust)
         self._key = ServerKey(call_binding.name_of_agent(identity.gang, identity.node)) if settings.trust else None
@@ -182,7 +186,8 @@ class Agent:
         Raises:
             muster.daemon.transport.channel.ListenError: no port is free for the agent.
         """
-        self._supervisor.start_zygotes()
+        if not self._imports_later:
+            self._supervisor.start_zygotes()
         if self._output is not None:
             self._output.start()
         settings, spec, key = self._settings, self._settings.spec, self._key
@@ -326,6 +331,9 @@ class Agent:
         if previous is None or order.SerializeToString() != previous.SerializeToString():
             log.info("order %d: %s", order.serial, _describe(order))
         self._handover.meet_order(order.generation)
+        if self._imports_later and order.generation:
+            self._imports_later = False
+            self._supervisor.start_zygotes()
         if order.duty == Duty.DUTY_FENCE and (previous is None or previous.duty != order.duty):
             self._lifetime.start(self._hardware.refresh())
         self._peer_monitor.apply_order(order)

@@ -108,3 +108,13 @@ def test_rank_0_opens_the_store_of_a_script_that_chooses_its_address(
     assert (
         NodeJob("g", "n0", ZygoteSpec(words, (), {}, "/"), "/", 1, of_srun=of_srun, hosts=("n1",)).opens_store is opens
     )
+
+
+@pytest.mark.parametrize("of_srun", [True, False])
+def test_only_a_store_of_torch_waits_for_imports(tmp_path: Path, of_srun: bool) -> None:
+    job = NodeJob("g", "n0", ZygoteSpec(("true",), (), {}, "/"), str(tmp_path), 1, of_srun=of_srun)
+    supervisor = RankSupervisor(job, lambda *_: pytest.fail("no rank"), lambda: None)
+    supervisor.open_store(1)
+    assert supervisor.store is not None
+    assert bool(supervisor.store.port) is of_srun
+    supervisor.close_store()

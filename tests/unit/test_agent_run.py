@@ -486,3 +486,14 @@ def test_a_wrong_start_says_what_would_be_right(arguments: list[str], code: int,
     argv = [PYTHON, "-m", "muster.daemon.agent", "run", "--coordinator", "127.0.0.1:1", *arguments]
     found = subprocess.run(argv, capture_output=True, text=True, env=clean, timeout=20, check=False)
     assert (found.returncode, words in found.stderr) == (code, True), found.stderr
+
+
+async def test_spares_of_a_script_import_once_ranks_start(gang: Gang) -> None:
+    """Its own nodes import at once. They may read the same file system."""
+    for node in ("n1", "n0"):
+        gang.launch(node, PYTHON, "-c", WAIT, own_nodes=["n0"], ranks_of_srun=True)
+        await gang.until(lambda: node in gang.coordinator.agents)  # noqa: B023 - it is awaited here
+    await gang.until(lambda: gang.status("n0").warm == 1)
+    assert gang.status("n1").warm == 0
+    gang.coordinator.order(Order(duty=DUTY_HOLD, generation=1, members=gang.members()), "n1")
+    await gang.until(lambda: gang.status("n1").warm == 1)

@@ -173,7 +173,8 @@ class RankSupervisor:
             rank.send_signal(signum)
 
     def open_store(self, generation: int) -> None:
-        """Open a store for `generation`, in place of any other, as soon as a zygote is ready."""
+        """Open a store for `generation`, in place of any other, as soon as a zygote is ready; at once if rank 0
+        opens it."""
         self.close_store()
         deaths = self._store_deaths.get(generation, 0)
         self._store_deaths = {generation: deaths + 1}
@@ -262,6 +263,6 @@ class RankSupervisor:
         if hosted and not self._job.opens_store and host is not None and host.handle is not None:
             host.children[store.key] = store
             host.handle.open_store(store.key, sorted(self._ports))
-        elif ready:
+        elif ready or self._job.opens_store:  # then nobody need wait for imports
             store.reserve(self._ports)
             self._ports.add(store.port)
