@@ -90,11 +90,14 @@ print("hello")
 
 
 def test_srun_python_becomes_the_gang_and_its_helpers_run_where_the_ranks_are(healthy: Cluster) -> None:
-    """A rank is killed, then a node. The exit code is the gang's, and the lines around it run once, as they are."""
+    """What the script waits for is killed, then a rank, then a node. The exit code is the gang's, and the lines around
+    it run once, as they are."""
     spec = TrainingSpec("ranks", nodes=2, spares=1)
     text = RANKS.format(arguments=" ".join(SLOW_STEPS))
     with ScriptTraining(healthy, spec, text) as training:
         job = training.submit()
+        training.wait_step(3)
+        healthy.sh("n0", "pkill -KILL -f 'daemon.agent srun'")
         training.train_through_faults(rank=1)
         wait_until(lambda: state(healthy, job) == "FAILED", 60, "the script has ended with its own code, 3")
         assert "ExitCode=3:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
@@ -103,6 +106,7 @@ def test_srun_python_becomes_the_gang_and_its_helpers_run_where_the_ranks_are(he
         assert tasks == "tasks 4", "what the script reads comes from its own nodes"
         assert supervised.startswith("muster: supervised: line 7, srun python3 train.py")
         assert supervised.endswith("on 2 nodes and 1 spare")
+        assert "it was killed, and waits for its ranks, which train on" in training.output
         assert code == "code 0"
         assert {one, another} == {"on n0 staged", "on n2 staged"}, "the spare has what a helper has staged"
 

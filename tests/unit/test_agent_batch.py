@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from muster.daemon.agent.batch.batch_process import (
     RemoteCoordinator,
     ViewFailure,
     run_batch,
+    wait_for_gang,
 )
 from muster.daemon.agent.batch.srun import ALL_LAUNCHED, MAX_REQUEUES, Allocation, LaunchFailures, Srun, requeue
 from muster.daemon.host.process.step_signals import FOR_RANKS
@@ -115,6 +117,22 @@ def _signals() -> Iterator[None]:
 )
 async def test_the_exit_code_is_the_gangs(srun: str, views: list[GangView | ViewFailure], code: int) -> None:
     assert await run_batch(["sh", "-c", srun], Answers(*views), timing=FAST) == code
+
+
+@pytest.mark.parametrize(
+    ("views", "code"),
+    [([RUNNING, RUNNING, DONE], 0), ([RUNNING, FAILED], 93), ([RUNNING, GONE], 137), ([SILENT, UNKNOWN], 137)],
+)
+async def test_whoever_waits_for_a_gang_in_the_place_of_its_launch_gets_its_exit_code(
+    views: list[GangView | ViewFailure], code: int
+) -> None:
+    assert await wait_for_gang(137, Answers(*views), FAST, 7) == code
+
+
+@pytest.mark.parametrize(("srun", "said"), [("kill -9 $$", 1), ("exit 1", 0)])
+async def test_an_srun_that_is_killed_is_said_once(srun: str, said: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert await run_batch(["sh", "-c", srun], Answers(RUNNING, RUNNING, RUNNING, DONE), timing=FAST) == 0
+    assert caplog.text.count("srun was ended by signal 9, and the ranks go on") == said
 
 
 async def test_an_end_of_srun_before_the_gang_is_known_to_be_over_is_waited_out() -> None:
@@ -333,7 +351,7 @@ async def test_what_failed_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFixture) -> None:
     answers = Answers(UNKNOWN)
-    await run_batch(["false"], answers, timing=FAST)
+    await run_batch(["false"], answers, timing=replace(FAST, poll_beside_srun_s=60.0))
     assert answers.asked == 1 + FAST.unknown_gang_answers  # beside srun, and after its end
     assert "srun has ended with status 1, and the coordinator knows of no agent" in caplog.text
     assert "a command of the job that fails before it launches anything, or a node without muster-agent" in caplog.text

@@ -91,6 +91,13 @@ def test_a_helper_has_its_exit_code_and_runs_on_spares_only_if_nobody_reads_what
     ]
 
 
+@pytest.mark.parametrize("call", ["srun -N1 a", "srun -N1 a | cat"])
+def test_a_helper_that_is_killed_runs_once(shell: Shell, call: str) -> None:
+    shell.srun.write_text("#!/bin/bash\necho once\nkill -KILL $$\n")
+    said = shell.run(f"{call}\necho code ${{PIPESTATUS[0]}}")
+    assert [line for line in said if "Killed" not in line] == ["once", "code 137"]
+
+
 def test_functions_that_the_script_exports_reach_the_tasks_of_srun(shell: Shell) -> None:
     shell.srun.write_text("#!/bin/bash\nexec ${@:$#-2}\n")
     assert shell.run("prepare() { echo prepared; }; export -f prepare\nsrun -N1 bash -c prepare") == ["prepared"]

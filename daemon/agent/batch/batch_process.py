@@ -181,6 +181,13 @@ async def run_batch(
             return ended
 
 
+async def wait_for_gang(code: int, coordinator: Coordinator, timing: PollTiming, job: int) -> int:
+    """Wait until the gang of `job` is final, whose srun has ended with `code`, and return its exit code. `code`: if the
+    gang has no agent any more, or is forgotten."""
+    ended = await _poll_after_srun(code, coordinator, timing, job, may_relaunch=False)
+    return code if ended is None else ended
+
+
 def _enough_nodes_left(allocation: Allocation, lost_nodes: set[str]) -> bool:
     """Return whether srun can start the gang without `lost_nodes`."""
     names, left = ", ".join(sorted(lost_nodes)), allocation.node_count - len(lost_nodes)
@@ -242,6 +249,7 @@ async def _poll_after_srun(
     """
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
     unknown = no_agent_count = 0
+    is_told = code >= 0
     while True:
         view = await coordinator.view()
         is_unknown = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and view.awaits_launch)
@@ -253,6 +261,12 @@ async def _poll_after_srun(
             log.error("the gang belongs to job %d, not to this job: submit it with muster, not its script", of)
             return EXIT_NOT_OWN_GANG
         left = isinstance(view, GangView) and _gathers_without_agents(view)
+        if not is_told and isinstance(view, GangView) and not is_unknown and not left:
+            is_told = True
+            log.warning(
+                "srun was ended by signal %d, and the ranks go on. From now on their output is in their logs alone",
+                -code,
+            )
         no_agent_count = no_agent_count + 1 if left else 0
         if (
             isinstance(view, GangView)

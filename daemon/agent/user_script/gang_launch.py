@@ -11,7 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster import exit_codes
-from muster.daemon.agent.batch.batch_process import LAUNCH_OF_SCRIPT, RemoteCoordinator, ViewFailure, run_batch
+from muster.daemon.agent.batch.batch_process import (
+    LAUNCH_OF_SCRIPT,
+    RemoteCoordinator,
+    ViewFailure,
+    run_batch,
+    wait_for_gang,
+)
 from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
@@ -80,15 +86,45 @@ def run(
     argv = launch.agents_srun(srun, job.settings.agent, decision, words, len(nodes.all), sorted(site), kept)
     host = nodes.own[0]
     allocation = Allocation(job.job_id, len(nodes.all), spec.min_nodes, spec.requeue, host, job.restarts)
-    seen = Hooked(Summarised(remote, spec.run_dir, job.gang), spec.hooks, spec.run_dir)
     sys.stdout.flush()
-    code = asyncio.run(run_batch(argv, seen, allocation, LAUNCH_OF_SCRIPT, _FORWARDED, ends_step=True))
+    code = asyncio.run(run_batch(argv, _seen(job, remote), allocation, LAUNCH_OF_SCRIPT, _FORWARDED, ends_step=True))
     tell_if_nothing_started(job, words, remote, code)
-    if code == exit_codes.EXIT_CANCELLED and decision.kind is Kind.LAUNCHER:
+    return _exit_code(job, code, decision.kind)
+
+
+def wait_for_end(job: ScriptJob, decision: Decision, words: SrunWords, code: int) -> int:
+    """Waits for the end of a gang whose launch was killed, and returns its exit code. `code`: that of the launch, if
+    the gang is over.
+
+    Raises:
+        SiteError, IdentityError: the message says what would be right.
+    """
+    site = Site.load(coordinator=job.settings.coordinator or None)
+    start_logging("warning", "text", "muster")
+    remote = _remote(job, site)
+    view = asyncio.run(remote.view())
+    if view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and view.final):
+        return code
+    print(f"muster: {script_job.describe(job, words)}: it was killed, and waits for its ranks, which train on",
+          file=sys.stderr, flush=True)  # fmt: skip
+    return _exit_code(
+        job, asyncio.run(wait_for_gang(code, _seen(job, remote), LAUNCH_OF_SCRIPT, job.job_id)), decision.kind
+    )
+
+
+def _seen(job: ScriptJob, remote: RemoteCoordinator) -> Hooked:
+    """The coordinator, with what follows from each view of the gang."""
+    spec = job.settings.spec
+    return Hooked(Summarised(remote, spec.run_dir, job.gang), spec.hooks, spec.run_dir)
+
+
+def _exit_code(job: ScriptJob, code: int, kind: Kind) -> int:
+    """What the launch ends with, whose gang has ended with `code`."""
+    if code == exit_codes.EXIT_CANCELLED and kind is Kind.LAUNCHER:
         return exit_codes.OF_TORCHRUN
     if code != EXIT_FAILED_AGAIN:
         return code
-    return exit_code_of_ranks(rank_log_files.failed_codes(spec.run_dir, job.gang), decision.kind)
+    return exit_code_of_ranks(rank_log_files.failed_codes(job.settings.spec.run_dir, job.gang), kind)
 
 
 def tell_if_nothing_started(job: ScriptJob, words: SrunWords, remote: RemoteCoordinator, code: int) -> None:

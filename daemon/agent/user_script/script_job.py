@@ -29,7 +29,9 @@ SHELL = "MUSTER_SHELL"
 """The process of the script, and its standard output at its start, as "PID DEVICE INODE"."""
 LINES = "MUSTER_LINES"
 """The line of the script that calls srun, and those that call the functions around it; empty: not known."""
-_OWN = (SETTINGS, ALLOCATION, SHELL, JOB, LINES, "BASH_FUNC_srun%%")
+ENDED = "MUSTER_ENDED"
+"""The exit code of this call, if its process was killed and this one takes its place; else empty."""
+_OWN = (SETTINGS, ALLOCATION, SHELL, JOB, LINES, ENDED, "BASH_FUNC_srun%%")
 _SHOWN_CHARS = 60
 KEPT = "MUSTER_KEPT_"
 """In front of a variable that the program srun has taken away from this process, and gives back to what it starts."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from muster import exit_codes
 from muster.daemon.agent.user_script import own_nodes, script_job
 from muster.daemon.host import private_file
 from muster.slurm.client import launch_settings
@@ -36,28 +38,32 @@ if [ -x "$site" ]; then exec "$site" "$@"; fi
 """
 # In the script's own shell the program runs in the foreground, as srun does. In a subshell, `kill $!` means srun, but
 # reaches the subshell: a function is not replaced by its last command. So the subshell passes signals on.
+# Where the program is killed, the gang trains on. A second call waits for its end, so that what follows does not run
+# beside it.
 _FUNCTION = """srun() {{
   {{ local -; set +x; }} 2>/dev/null
   if [[ "${{SLURM_JOB_ID-}}" != "${{{job}-}}" ]]; then
     command srun "$@"
     return
   fi
-  if [[ $BASHPID == "$$" ]]; then
-    {lines}={lines_value} {program} "$@"
-    return
-  fi
-  local muster_srun muster_status muster_signal
-  {lines}={lines_value} {program} "$@" <&0 &
-  muster_srun=$!
-  for muster_signal in HUP INT QUIT TERM USR1 USR2 ALRM; do
-    trap "kill -s $muster_signal $muster_srun 2>/dev/null" "$muster_signal"
+  local muster_srun muster_status muster_signal muster_ended=
+  while :; do
+    if [[ $BASHPID == "$$" ]]; then
+      {lines}={lines_value} {ended}=$muster_ended {program} "$@" && muster_status=0 || muster_status=$?
+    else
+      {lines}={lines_value} {ended}=$muster_ended {program} "$@" <&0 &
+      muster_srun=$!
+      for muster_signal in HUP INT QUIT TERM USR1 USR2 ALRM; do
+        trap "kill -s $muster_signal $muster_srun 2>/dev/null" "$muster_signal"
+      done
+      wait "$muster_srun" || :
+      while kill -0 "$muster_srun" 2>/dev/null; do wait "$muster_srun" || :; done
+      wait "$muster_srun" && muster_status=0 || muster_status=$?
+      trap - HUP INT QUIT TERM USR1 USR2 ALRM
+    fi
+    if [[ $muster_status != {killed} || $muster_ended ]]; then return "$muster_status"; fi
+    muster_ended=$muster_status
   done
-  muster_status=0
-  wait "$muster_srun" || muster_status=$?
-  while kill -0 "$muster_srun" 2>/dev/null; do wait "$muster_srun" || :; done
-  wait "$muster_srun" && muster_status=0 || muster_status=$?
-  trap - HUP INT QUIT TERM USR1 USR2 ALRM
-  return "$muster_status"
 }}
 export -f srun
 """
@@ -122,7 +128,12 @@ def shell_lines(path: str, settings: LaunchSettings, environ: Mapping[str, str],
     )
     exports = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
     function = _FUNCTION.format(
-        program=shlex.quote(str(program)), job=launch_settings.JOB, lines=script_job.LINES, lines_value=_LINES
+        program=shlex.quote(str(program)),
+        job=launch_settings.JOB,
+        lines=script_job.LINES,
+        lines_value=_LINES,
+        ended=script_job.ENDED,
+        killed=exit_codes.of_shell(-signal.SIGKILL),
     )
     path_line = f'export PATH={shlex.quote(str(program.parent))}"${{PATH:+:$PATH}}"'
     return "\n".join([*exports, path_line, function])

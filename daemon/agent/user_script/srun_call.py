@@ -24,7 +24,8 @@ _PAST_MUSTER = "its srun was called by a path, or without the PATH and function 
 
 
 def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Becomes the real srun, or runs the gang and returns its exit code.
+    """Becomes the real srun, or runs the gang and returns its exit code. In the place of a call that was killed: waits
+    for the end of the gang, if that was the launch.
 
     Raises:
         NoScriptJob: this is no call in a script that `muster submit` has queued.
@@ -38,14 +39,15 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
     if script_job.is_of_another(environ):
         helper_call.become(program, words, given)
     job = script_job.script_job(environ)
+    if environ.get(script_job.ENDED):
+        return _after(int(environ[script_job.ENDED]), job, words, program, environ)
     try:
         read, of_plugins = _read(words, program)
     except UnknownOption:
         helper_call.become(program, words, given)  # srun says it, with the option's name
     if read.value("jobid") not in (None, str(job.job_id), script_job.array_task(environ)):
         helper_call.become(program, words, given)
-    script = launch_rule.script_of(environ, len(job.nodes.own), job.settings.launch)
-    decision = launch_rule.decide(read, script, job.lines, _text_of)
+    decision = _decide(job, read, environ)
     warning = decision.warning
     if decision.kind is not Kind.HELPER and script_job.was_launched(job):
         warning = f"the gang {job.gang} was launched before in this run of the script"
@@ -56,6 +58,25 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
     if warning:
         _say_unsupervised(job, read, warning)
     helper_call.become(program, *_of_helper(job, decision, read, given))
+
+
+def _decide(job: ScriptJob, words: SrunWords, environ: Mapping[str, str]) -> Decision:
+    script = launch_rule.script_of(environ, len(job.nodes.own), job.settings.launch)
+    return launch_rule.decide(words, script, job.lines, _text_of)
+
+
+def _after(code: int, job: ScriptJob, words: Sequence[str], program: str, environ: Mapping[str, str]) -> int:
+    """The exit code of a call whose process has ended with `code`. If it was the launch: when its gang has ended."""
+    try:
+        read, _ = _read(words, program)
+    except UnknownOption:
+        return code
+    decision = _decide(job, read, environ)
+    if decision.kind is Kind.HELPER or not script_job.was_launched(job):
+        return code
+    from muster.daemon.agent.user_script import gang_launch
+
+    return gang_launch.wait_for_end(job, decision, read, code)
 
 
 def say_unseen(command: Sequence[str], environ: Mapping[str, str]) -> None:
