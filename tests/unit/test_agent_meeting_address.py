@@ -22,6 +22,7 @@ from muster.v1.common_pb2 import JobSpec
         (["python", "train.py", "--tracking-uri", "tcp://mlflow:5000", "TCP", "tcp://log.site:1"], ""),
         (["python", "train.py", "--tracking-uri=tcp://mlflow:5000", "tcp://n0.site:29500"], "tcp://n0.site:29500"),
         (["python", "train.py", "dist.init_method=tcp://gpu1-ib:6000"], "tcp://gpu1-ib:6000"),
+        (["python", "train.py", "--init-method=tcp://[fd00::7]:6000"], "tcp://[fd00::7]:6000"),
         (["python", "train.py", '{"rdzv": "tcp://10.0.0.7:1"}'], "tcp://10.0.0.7:1"),
     ],
 )

@@ -13,7 +13,7 @@ _TCP = "tcp://"
 """How init_process_group writes an address (init_method)."""
 _ADDRESS = re.compile(
     r"(?:--master[-_]addr(?:ess)?[= ]|\bMASTER_ADDR=)[\"']?(?P<master>[\w.-]+)"
-    rf"|(?:(?P<name>[\w.-]+)[\"']?[=: ]\s*)?[\"']?{_TCP}(?P<host>[^\s\"':/]+)(?P<port>:\d+)?"
+    rf"|(?:(?P<name>[\w.-]+)[\"']?[=: ]\s*)?[\"']?{_TCP}(?P<host>\[[^\s\]]+\]|[^\s\"':/]+)(?P<port>:\d+)?"
 )
 _MEETING = re.compile(r"(?:^|[-_.])(?:init|dist|distributed|ddp|rdzv|rendezvous|master)(?=$|[-_.])", re.IGNORECASE)
 """In the name of an option or of a variable that says where ranks meet."""
