@@ -275,6 +275,22 @@ async def test_the_end_of_srun_does_not_wait_for_a_child_that_holds_its_pipe(tmp
     assert await srun.wait() == 3
 
 
+async def test_an_srun_whose_batch_process_is_killed_goes_on_and_may_say_so(tmp_path: Path) -> None:
+    mark, lives = tmp_path / "mark", tmp_path / "lives"
+    os.mkfifo(mark)
+    srun = f"read -r _ < {mark}; echo words >&2 && echo on > {lives}.part && mv {lives}.part {lives}"
+    words = (
+        f"import asyncio, os; from muster.daemon.agent.batch.srun import Srun\n"
+        f"async def main():\n await Srun.start(['sh', '-c', {srun!r}])\n os.kill(os.getpid(), 9)\nasyncio.run(main())"
+    )
+    batch = await asyncio.create_subprocess_exec(sys.executable, "-c", words)
+    assert await batch.wait() == -signal.SIGKILL
+    await asyncio.to_thread(mark.write_text, "\n")
+    async with asyncio.timeout(60):
+        while not lives.exists():  # noqa: ASYNC110 - a stranger writes it
+            await asyncio.sleep(0.01)
+
+
 async def test_a_refused_requeue_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "scontrol").write_text('#!/bin/sh\necho "Requested operation is presently disabled" >&2; exit 1\n')
     (tmp_path / "scontrol").chmod(0o755)

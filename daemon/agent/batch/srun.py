@@ -117,7 +117,11 @@ class Srun:
         # Use a pipe of our own. With asyncio's pipe, wait() returns only after srun's last child has closed the pipe.
         ours, theirs = os.pipe()
         try:
-            srun = Srun(await asyncio.create_subprocess_exec(*argv, stderr=theirs, process_group=group))
+            # srun holds the end that is read, too: where this process is killed, a broken pipe would make srun kill its
+            # tasks at the next message.
+            srun = Srun(
+                await asyncio.create_subprocess_exec(*argv, stderr=theirs, process_group=group, pass_fds=(ours,))
+            )
         except OSError:
             os.close(ours)
             raise
