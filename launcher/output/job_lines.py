@@ -55,8 +55,9 @@ class Moment:
 
 def by_number(view: GangView) -> tuple[bool, int, int, str]:
     """The order of a list: jobs that go on, by number; then those that have ended. Tasks of an array by theirs."""
-    array, _, task = view.array_task.partition("_")
-    return view.final, int(array or min(view.slurm_job_ids, default=0)), int(task or 0), view.gang_id
+    numbers = [int(word) for word in view.array_task.split("_") if word.isdecimal()]
+    job, task, *_ = *(numbers or [min(view.slurm_job_ids, default=0)]), 0, 0
+    return view.final, job, task, view.gang_id
 
 
 def state_words(view: GangView, moment: Moment) -> str:

@@ -21,7 +21,7 @@ from muster.daemon.agent.batch.batch_process import (
     run_batch,
     wait_for_gang,
 )
-from muster.daemon.agent.batch.srun import ALL_LAUNCHED, MAX_REQUEUES, Allocation, LaunchFailures, Srun, requeue
+from muster.daemon.agent.batch.srun import ALL_LAUNCHED, MAX_REQUEUES, Allocation, LaunchState, Srun, requeue
 from muster.daemon.host.process.step_signals import FOR_RANKS
 from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.v1.api_pb2 import BatchRef, GangView, NodeView
@@ -41,7 +41,13 @@ SILENT, UNKNOWN = ViewFailure.NO_ANSWER, ViewFailure.UNKNOWN_GANG
 
 
 FAST = PollTiming(
-    poll_s=0.01, poll_beside_srun_s=0.05, srun_exit_s=0.1, srun_kill_s=60.0, unknown_gang_answers=3, no_agent_answers=5
+    sigterm_s=0.01,
+    poll_s=0.01,
+    poll_beside_srun_s=0.05,
+    srun_exit_s=0.1,
+    srun_kill_s=60.0,
+    unknown_gang_answers=3,
+    no_agent_answers=5,
 )
 
 
@@ -53,7 +59,7 @@ class Answers:
         self.asked = 0
         self.unlaunched: list[list[str]] = []
 
-    async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> GangView | ViewFailure:
+    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView | ViewFailure:
         self.asked += 1
         self.unlaunched.append(sorted(launch.unlaunched))
         return self._views.pop(0) if len(self._views) > 1 else self._views[0]
@@ -64,8 +70,10 @@ class Ends:
 
     def __init__(self, holds: Callable[[], bool], view: GangView) -> None:
         self._holds, self._view = holds, view
+        self.interrupted = ""
 
-    async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> GangView | ViewFailure:
+    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView | ViewFailure:
+        self.interrupted = self.interrupted or launch.interrupted
         return self._view if self._holds() else RUNNING
 
 
@@ -196,7 +204,7 @@ srun: error: n6: task 6: Killed"""
     told: list[dict[str, int]] = []
 
     class Coordinator:
-        async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> GangView:
+        async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView:
             told.append(dict(launch.exit_codes))
             return FAILED if told[-1] else GATHERING
 
@@ -471,6 +479,26 @@ async def test_ctrl_c_goes_to_the_step_of_a_launch_and_not_through_srun(
         os.kill(os.getpid(), signal.SIGINT)
         assert await running == code
     assert (told.read_text() if told.exists() else "") == (f"--signal=INT {shown}\n" if shown else "")
+
+
+async def test_sigterm_ends_a_launch_and_the_coordinator_is_told_that_it_is_not_slurms(tmp_path: Path) -> None:
+    mark, told = tmp_path / "ready", tmp_path / "told"
+    srun = f"trap 'exit 9' TERM; trap 'exit 143' USR1; echo $$ > {mark}; while :; do sleep 0.01; done"
+    for name, words in (
+        ("scontrol", f"echo StepId=7.3 Name=x SrunHost:Pid=n0:$(cat {mark})"),
+        ("scancel", f"echo $* > {told}; kill -USR1 $(cat {mark})"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{words}\n")
+        (tmp_path / name).chmod(0o700)
+    given = Allocation(7, 2, 1, scontrol=str(tmp_path / "scontrol"), scancel=str(tmp_path / "scancel"))
+    coordinator = Ends(told.exists, GangView(phase="FAILED", final=True, exit_code=98))
+    running = asyncio.ensure_future(run_batch(["sh", "-c", srun], coordinator, given, FAST, ends_step=True))
+    async with asyncio.timeout(120):
+        while not (mark.exists() and mark.read_text()):  # noqa: ASYNC110 - untold
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await running == 143
+    assert (told.read_text(), coordinator.interrupted) == ("--signal=TERM 7.3\n", "SIGTERM")
 
 
 @pytest.mark.parametrize("view", [UNKNOWN, GATHERING])

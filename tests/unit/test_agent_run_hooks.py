@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from muster.daemon.agent.batch.run_hooks import FORMAT, MOST_WAITING, Hooked, HookQueue, execute, messages
-from muster.daemon.agent.batch.srun import ALL_LAUNCHED, LaunchFailures
+from muster.daemon.agent.batch.srun import ALL_LAUNCHED, LaunchState
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
@@ -101,7 +101,7 @@ class Answers:
     def __init__(self, *views: GangView) -> None:
         self._views = list(views)
 
-    async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> GangView:
+    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView:
         return self._views.pop(0)
 
 

@@ -92,6 +92,26 @@ def test_a_preempted_job_that_may_not_be_requeued_ends() -> None:
     assert durable(world) == stopped_at(world)
 
 
+def test_a_launch_that_its_user_ends_is_saved_and_its_job_goes_on() -> None:
+    world = training()
+    world.post_event(events.BatchHeartbeat("g", world.gang.slurm.job, 0, interrupted="SIGTERM"))
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 98)
+    assert "the user has sent SIGTERM to the launch" in world.gang.reason
+    assert durable(world) == stopped_at(world) > 3
+    assert verbs(world) == []
+
+
+def test_what_slurm_ends_is_not_taken_for_the_users() -> None:
+    """Slurm's SIGTERM reaches the launch, too."""
+    world = training()
+    world.sigterm()
+    world.run_until(lambda: world.gang.plans.stop is not None)
+    world.post_event(events.BatchHeartbeat("g", world.gang.slurm.job, 0, interrupted="SIGTERM"))
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 5)
+    assert verbs(world) == ["requeue"]
+
+
 def test_a_job_that_slurm_requeues_is_saved_and_not_requeued_twice() -> None:
     world = training()
     world.requeue()

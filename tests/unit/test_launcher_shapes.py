@@ -417,7 +417,11 @@ def test_the_sites_file_is_read(tmp_path: Path) -> None:
             "Batch job submission failed: Requested node configuration is not available",
             "too few nodes of",
         ),
-        ("Batch job submission failed: Invalid account", ""),
+        (
+            "Batch job submission failed: Invalid account or account/partition combination specified",
+            "sacctmgr show assoc",
+        ),
+        ("Batch job submission failed: Job violates nothing that is known", ""),
     ],
 )
 def test_refusals_have_hints(message: str, hint: str) -> None:

@@ -22,6 +22,7 @@ ALLOWED = {
     "checkpoint/durable/posix_folder.py": "makes the folder that the user names",
     "daemon/host/process/cgroup_memory.py": KERNEL,
     "checkpoint/store/memory/sealed_memory.py": "a memory file of this process",
+    "daemon/agent/batch/srun.py": KERNEL,
     "daemon/agent/launch/output_file.py": "the output of the user's own job, which exists and is no link",
     "daemon/agent/launch/output_target.py": "the files that --output of the user's own srun names",
     "daemon/agent/launch/task_binding.py": "devices, and a private file that the launch has written",

@@ -30,7 +30,7 @@ from muster.daemon.agent.batch.srun import (
     ALL_LAUNCHED,
     MAX_REQUEUES,
     Allocation,
-    LaunchFailures,
+    LaunchState,
     Srun,
     requeue,
     signal_step,
@@ -70,7 +70,7 @@ class ViewFailure(Enum):
 class Coordinator(Protocol):
     """What this process asks the coordinator for."""
 
-    async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> GangView | ViewFailure:
+    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView | ViewFailure:
         """Return the gang, or why there is no view of it."""
         ...
 
@@ -84,9 +84,11 @@ class RemoteCoordinator:
     run: BatchRef
     trust: Trust | None = None
 
-    async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> GangView | ViewFailure:
+    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView | ViewFailure:
         """See Coordinator.view."""
-        run = BatchRef(unlaunched_nodes=sorted(launch.unlaunched), failed_nodes=launch.exit_codes)
+        run = BatchRef(
+            unlaunched_nodes=sorted(launch.unlaunched), failed_nodes=launch.exit_codes, interrupted=launch.interrupted
+        )
         run.MergeFrom(self.run)
         addresses = split_addresses(self.address)
         async with await open_first_ready_channel(
@@ -122,8 +124,10 @@ class PollTiming:
     no_agent_answers: int = 20
     # Consecutive answers after which a coordinator that has heard of nodes without an agent requeues no job for them.
     requeue_answers: int = 5
-    # Answers for which the end of a gang is awaited whose launch SIGINT has ended.
+    # Answers for which the end of a gang is awaited whose launch the user has ended.
     interrupt_answers: int = 20
+    # Seconds from SIGTERM until it is taken for the user's. Slurm's own reaches the agents, too, and counts.
+    sigterm_s: float = 1.0
 
 
 _DEFAULT_TIMING = PollTiming()
@@ -146,7 +150,8 @@ async def run_batch(
     requeued. A launch is also repeated if a dying node has killed it, or if this host could not reach slurmctld.
     srun is started MAX_LAUNCHES times at most. In two cases the result is srun's own exit code, with the reason in
     the log: the launch fails otherwise and no agent stays attached; or srun has ended and the coordinator still does
-    not know the gang. `ends_step`: SIGINT goes to ranks and agents, and not through srun; the result is 130 then.
+    not know the gang. `ends_step`: SIGINT and SIGTERM end the launch and not the job; they go to ranks and agents, and
+    not through srun. The result is 130 or 143 then.
     """
     allocation, lost_nodes, launches = allocation or Allocation(), set[str](), 0
     while True:
@@ -157,14 +162,15 @@ async def run_batch(
         except OSError as error:
             log.error("can't start %s: %s", argv[0], error.strerror)
             return 127
-        _forward_signals(srun, forwarded, partial(_end_step, srun, allocation, coordinator) if ends_step else None)
+        end_step = partial(_end_step, srun, allocation, coordinator, timing) if ends_step else None
+        _forward_signals(srun, forwarded, end_step)
         view = await _poll_beside_srun(srun, coordinator, timing, lost_nodes)
         if view is not None:
             await _wait_or_kill(srun, timing)
-            return _after_interrupt(view) if ends_step and signal.SIGINT in srun.asked_to_end else _log_result(view)
+            return _after_interrupt(view, srun.interrupted) if srun.interrupted else _log_result(view)
         code = await srun.wait()
-        if ends_step and signal.SIGINT in srun.asked_to_end:
-            return await _final_after_interrupt(coordinator, timing)
+        if srun.interrupted:
+            return await _final_after_interrupt(coordinator, timing, srun.interrupted)
         if code and signal.SIGINT in srun.asked_to_end:
             code = exit_codes.EXIT_CANCELLED
         found = srun.failed_nodes - lost_nodes
@@ -205,7 +211,7 @@ async def _requeue_job(
     """Have the job requeued, if that is allowed. The coordinator does it without `lost_nodes`; if it does not, this
     process asks Slurm."""
     for _ in range(timing.requeue_answers):
-        view = await coordinator.view(LaunchFailures(lost_nodes))
+        view = await coordinator.view(LaunchState(lost_nodes))
         if isinstance(view, GangView) and view.final:
             return
         await asyncio.sleep(timing.poll_s)
@@ -234,8 +240,8 @@ async def _poll_beside_srun(
     ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
         # Ask at once too: this host may die before the first interval has passed.
-        failures = LaunchFailures(lost_nodes, srun.exit_codes)
-        if isinstance(view := await coordinator.view(failures), GangView) and view.final and not ended.done():
+        state = LaunchState(lost_nodes, srun.exit_codes, srun.interrupted.name if srun.interrupted else "")
+        if isinstance(view := await coordinator.view(state), GangView) and view.final and not ended.done():
             return view
         await asyncio.wait([ended], timeout=timing.poll_beside_srun_s)
     return None
@@ -321,12 +327,17 @@ def _log_result(view: GangView) -> int:
     return exit_codes.of_shell(view.exit_code)
 
 
-async def _end_step(srun: Srun, allocation: Allocation, coordinator: Coordinator) -> None:
-    log.warning("interrupted: the ranks are to end; once more to kill them")
-    view = await coordinator.view()
+async def _end_step(
+    srun: Srun, allocation: Allocation, coordinator: Coordinator, timing: PollTiming, number: signal.Signals
+) -> None:
+    if number is signal.SIGTERM and await srun.ends_within(timing.sigterm_s):
+        return
+    srun.interrupted = number
+    log.warning("%s: the ranks are to end; once more to kill them", number.name)
+    view = await coordinator.view(LaunchState(interrupted=number.name))
     # An agent that has only started loses the signal, and there is no rank yet that would save anything.
     early = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and _gathers_without_agents(view))
-    refused = "" if early else await signal_step(allocation, srun.process.pid, signal.SIGINT)
+    refused = "" if early else await signal_step(allocation, srun.process.pid, number)
     if refused:
         log.warning("no signal was sent to the ranks, srun kills them: %s", refused)
     if refused or early:
@@ -334,41 +345,43 @@ async def _end_step(srun: Srun, allocation: Allocation, coordinator: Coordinator
             srun.process.send_signal(signal.SIGTERM)
 
 
-async def _final_after_interrupt(coordinator: Coordinator, timing: PollTiming) -> int:
-    """SIGINT has ended srun: wait for the end of the gang, if agents were there, but not for ever."""
+async def _final_after_interrupt(coordinator: Coordinator, timing: PollTiming, number: signal.Signals) -> int:
+    """A signal has ended srun: wait for the end of the gang, if agents were there, but not for ever."""
     for _ in range(timing.interrupt_answers):
         view = await coordinator.view()
         if isinstance(view, GangView) and view.final:
-            return _after_interrupt(view)
+            return _after_interrupt(view, number)
         if view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and not _any_agent_attached(view)):
             break
         await asyncio.sleep(timing.poll_s)
-    return exit_codes.EXIT_CANCELLED
+    return exit_codes.of_shell(-number)
 
 
-def _after_interrupt(view: GangView) -> int:
-    """The exit code of a launch that SIGINT was to end. Its gang may have ended before."""
-    return exit_codes.EXIT_CANCELLED if view.exit_code == exit_codes.EXIT_STOPPED else _log_result(view)
+def _after_interrupt(view: GangView, number: signal.Signals) -> int:
+    """The exit code of a launch that a signal was to end. Its gang may have ended before."""
+    return exit_codes.of_shell(-number) if view.exit_code == exit_codes.EXIT_STOPPED else _log_result(view)
 
 
 def _forward_signals(
-    srun: Srun, forwarded: Sequence[signal.Signals], end_step: Callable[[], Coroutine[Any, Any, None]] | None
+    srun: Srun,
+    forwarded: Sequence[signal.Signals],
+    end_step: Callable[[signal.Signals], Coroutine[Any, Any, None]] | None,
 ) -> None:
     """Forward these signals to srun. Ignore the others that Slurm may send to a batch shell. `end_step`: what SIGINT
-    does the first time; the second time srun is to kill the step."""
+    and SIGTERM do the first time; the second time srun is to kill the step."""
     loop = asyncio.get_running_loop()
 
     def tell(signum: signal.Signals) -> None:
         if srun.process.returncode is not None:
             return
-        again = signal.SIGINT in srun.asked_to_end
-        srun.asked_to_end |= {signum} & {signal.SIGTERM, signal.SIGINT}
-        if end_step is None or signum is not signal.SIGINT:
+        ends, again = signum in (signal.SIGTERM, signal.SIGINT), bool(srun.asked_to_end)
+        srun.asked_to_end |= {signum} if ends else set()
+        if end_step is None or not ends:
             srun.process.send_signal(signum)
         elif again:
             srun.process.send_signal(signal.SIGTERM)
         else:
-            srun.ending = asyncio.ensure_future(end_step())
+            srun.ending = asyncio.ensure_future(end_step(signum))
 
     step_signals.ignore()
     for number in forwarded:

@@ -76,18 +76,20 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchFailures:
-    """What srun could not launch.
+class LaunchState:
+    """What srun could not launch, and what has become of the launch.
 
     unlaunched: nodes on which srun could start nothing.
     exit_codes: nodes on which what it has started has failed by itself, and the exit code.
+    interrupted: the name of the signal with which the user has ended the launch; empty: none.
     """
 
     unlaunched: Collection[str] = ()
     exit_codes: Mapping[str, int] = field(default_factory=dict)
+    interrupted: str = ""
 
 
-ALL_LAUNCHED = LaunchFailures()
+ALL_LAUNCHED = LaunchState()
 
 
 @dataclass(slots=True)
@@ -102,9 +104,11 @@ class Srun:
     controller_unreachable: bool = False
     """srun has reported that it can't reach slurmctld."""
     asked_to_end: set[int] = field(default_factory=set)
-    """The signals of SIGTERM and SIGINT that were passed on to it. Its exit code does not tell them apart."""
+    """The signals of SIGTERM and SIGINT that have come for it. Its exit code does not tell them apart."""
     ending: asyncio.Task[None] | None = None
-    """Passes SIGINT on to the step."""
+    """Passes such a signal on to the step."""
+    interrupted: signal.Signals | None = None
+    """The signal with which the user ends the launch, once that is known."""
     _reader: asyncio.Task[None] | None = None
 
     @staticmethod

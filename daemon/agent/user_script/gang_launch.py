@@ -41,6 +41,7 @@ EXIT_CANNOT_LAUNCH = 64
 """EX_USAGE: the launch needs something that Muster can't give."""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 """Signals that srun passes on to its tasks."""
+_OF_SIGNALS = {exit_codes.of_shell(-number) for number in (signal.SIGINT, signal.SIGTERM)}
 
 
 def run(
@@ -120,7 +121,7 @@ def _seen(job: ScriptJob, remote: RemoteCoordinator) -> Hooked:
 
 def _exit_code(job: ScriptJob, code: int, kind: Kind) -> int:
     """What the launch ends with, whose gang has ended with `code`."""
-    if code == exit_codes.EXIT_CANCELLED and kind is Kind.LAUNCHER:
+    if code in _OF_SIGNALS and kind is Kind.LAUNCHER:
         return exit_codes.OF_TORCHRUN
     if code != EXIT_FAILED_AGAIN:
         return code

@@ -317,11 +317,12 @@ def _waits_for_requeue(state: DurableState, gang: Gang, seen: ObservedGang) -> b
 
 
 def _has_consequence(state: DurableState, event: events.Event) -> bool:
-    """A heartbeat that is more than one: a node lives again, a launch has failed on a node, or is not supervised."""
+    """A heartbeat that is more than one: a node lives again, a launch has failed on a node, is not supervised, or is
+    interrupted."""
     if isinstance(event, events.BatchHeartbeat):
         gang = state.gangs.get(event.gang)
         failed = bool(event.unlaunched or event.failed) and gang is not None and gang.phase is Phase.GATHERING
-        return failed or bool(event.unsupervised)
+        return failed or bool(event.unsupervised or event.interrupted)
     return _shows_life_again(state, event)
 
 

@@ -167,8 +167,11 @@ class MusterService(api_pb2_grpc.MusterServicer):
             codes = request.failed_nodes
             failed = tuple((node, codes[node]) for node in gang.slurm.job_nodes if node in codes)
             run = (request.slurm_job_id, request.slurm_restart_count)
-            unsupervised = plain(" ".join(request.unsupervised[: job_limits.MAX_TEXT_CHARS].split()))
-            self._post(events.BatchHeartbeat(gang.id, *run, unlaunched, failed, unsupervised))
+            said = (
+                plain(" ".join(words[: job_limits.MAX_TEXT_CHARS].split()))
+                for words in (request.unsupervised, request.interrupted)
+            )
+            self._post(events.BatchHeartbeat(gang.id, *run, unlaunched, failed, *said))
         view = self._view(gang, for_people=False)
         view.final = self._engine.core.batch_may_end(gang, request.slurm_job_id, request.slurm_restart_count)
         return view

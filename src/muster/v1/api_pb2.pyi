@@ -132,12 +132,15 @@ class BatchRef(_message.Message):
     UNLAUNCHED_NODES_FIELD_NUMBER: _builtins.int
     FAILED_NODES_FIELD_NUMBER: _builtins.int
     UNSUPERVISED_FIELD_NUMBER: _builtins.int
+    INTERRUPTED_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     slurm_restart_count: _builtins.int
     """Slurm's restart count of the job when this process started."""
     unsupervised: _builtins.str
     """A launch of the job's script that runs as it is written, and why it is not supervised; empty: there is none."""
+    interrupted: _builtins.str
+    """The signal to this process with which the user has ended the launch; empty: none. The job goes on."""
     @_builtins.property
     def unlaunched_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes of the job on which srun could start nothing. It has given them up."""
@@ -155,10 +158,11 @@ class BatchRef(_message.Message):
         unlaunched_nodes: _abc.Iterable[_builtins.str] | None = ...,
         failed_nodes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         unsupervised: _builtins.str = ...,
+        interrupted: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_nodes", b"failed_nodes", "gang_id", b"gang_id", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "unlaunched_nodes", b"unlaunched_nodes", "unsupervised", b"unsupervised"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_nodes", b"failed_nodes", "gang_id", b"gang_id", "interrupted", b"interrupted", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "unlaunched_nodes", b"unlaunched_nodes", "unsupervised", b"unsupervised"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ its processes still live (KillWait, 30 s by default).
 
 Orders carry the stop, and the ranks agree on one step. A generation that has not stopped in time is fenced. Then the
 newest version is written, and the gang is requeued or ends. SIGTERM ends no agent: it winds down by itself only if no
-order comes. What a user cancels is not saved.
+order comes. What a user cancels is not saved. A launch that its user ends is saved, and its script goes on.
 """
 
 from muster.daemon.coordinator.core.detection import fencing
@@ -35,6 +35,8 @@ def plan_stop(gang_turn: GangTurn) -> None:
     if reason := _what_slurm_has_done(gang.slurm, gang_turn.observed):
         # Slurm has decided what follows. If Slurm has ended the job, the gang ends as the job did.
         gang_turn.turn.record(facts.StopPlanned(gang.id, reason, Phase.REQUEUED))
+    elif signal := _signal_to_launch(gang.slurm, gang_turn.observed):
+        gang_turn.turn.record(facts.StopPlanned(gang.id, f"the user has sent {signal} to the launch", Phase.FAILED))
     elif 2 * len(gang_turn.index.sigterm_received) > len(gang_turn.index.present):
         words = gang_turn.observed.status(min(gang_turn.index.sigterm_received)).sigterm_notice
         limit_at = _limit_at(gang.slurm, gang_turn.observed)
@@ -43,6 +45,12 @@ def plan_stop(gang_turn: GangTurn) -> None:
         gang_turn.turn.record(facts.StopPlanned(gang.id, words, _phase_after_stop(requeue)))
     elif reason := _limit_reason(gang_turn):
         gang_turn.turn.record(facts.StopPlanned(gang.id, reason, _phase_after_stop(gang.spec.requeue_at_limit)))
+
+
+def _signal_to_launch(job: SlurmJob, seen: ObservedGang) -> str:
+    """The signal with which the user has ended this launch; empty: none."""
+    batch = seen.batch
+    return batch.interrupted if batch is not None and batch.is_of(job.job, job.restart_count) else ""
 
 
 def _phase_after_stop(requeue: bool) -> Phase:

@@ -500,7 +500,8 @@ class AgentHeartbeat:
 class BatchHeartbeat:
     """The batch process of a run of the job has asked the coordinator about its gang. `unlaunched`: nodes on which srun
     could start nothing, and which it has given up. `failed`: nodes on which what it has launched has failed, and the
-    exit code. `unsupervised`: a launch of the job's own script that runs as it is written, and why; empty: none."""
+    exit code. `unsupervised`: a launch of the job's own script that runs as it is written, and why; empty: none.
+    `interrupted`: the signal with which the user has ended the launch, and not Slurm the job; empty: none."""
 
     gang: str
     job: int
@@ -508,6 +509,7 @@ class BatchHeartbeat:
     unlaunched: tuple[str, ...] = ()
     failed: tuple[tuple[str, int], ...] = ()
     unsupervised: str = ""
+    interrupted: str = ""
 
 
 @dataclass(frozen=True, slots=True)

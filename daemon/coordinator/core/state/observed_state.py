@@ -80,13 +80,14 @@ class ObservedAgent:
 @dataclass(frozen=True, slots=True)
 class ObservedBatch:
     """The batch process of one run of a job. `heard_at`: when it last sent a heartbeat. `unlaunched`,
-    `failed`: see events.BatchHeartbeat."""
+    `failed`, `interrupted`: see events.BatchHeartbeat."""
 
     job: int
     restart_count: int
     heard_at: float
     unlaunched: tuple[str, ...] = ()
     failed: tuple[tuple[str, int], ...] = ()
+    interrupted: str = ""
 
     def is_of(self, job: int, restart_count: int) -> bool:
         """The batch process belongs to this run of this job."""
@@ -290,7 +291,7 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
             known = gang.batch
             if known is None or known.job != event.job or known.restart_count <= event.restart_count:
                 gang.batch = ObservedBatch(
-                    event.job, event.restart_count, now, event.unlaunched, event.failed
+                    event.job, event.restart_count, now, event.unlaunched, event.failed, event.interrupted
                 )  # otherwise the process belongs to an earlier run
         case events.PeerAccused():
             _observe_accusation(observed.gang(event.gang), event, now)
