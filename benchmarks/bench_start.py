@@ -107,7 +107,7 @@ class Figures:
 def measure(cluster: Cluster, size: Size, way: str, name: str) -> dict[str, float]:
     """Runs one job to its end, in a folder `name`. Returns when each phase has ended; "" is the beginning."""
     folder, inside = cluster.shared / "start" / name, f"/shared/start/{name}"
-    lay_out(folder, size)
+    lay_out(folder, size, "./torchrun" if way == "torchrun" else "torchrun")
     cluster.sh(LOGIN, f"chown -R {USER}: {inside}")
     submit = WAYS[way].format(spares=size.spares)
     began, job = cluster.sh(LOGIN, f"cd {inside} && date +%s.%N && {submit} 2>notes", user=USER).split()[:2]
@@ -120,14 +120,14 @@ def measure(cluster: Cluster, size: Size, way: str, name: str) -> dict[str, floa
     return stamps | {phase: max(times) for phase, times in zip(of_ranks, zip(*marks(folder), strict=True), strict=True)}
 
 
-def lay_out(folder: Path, size: Size) -> None:
-    """The user's files."""
+def lay_out(folder: Path, size: Size, torchrun: str) -> None:
+    """The user's files. Muster gets PyTorch's own program: it opens no store there, which this PyTorch can't do."""
     folder.mkdir(parents=True)
     shutil.copy(HERE / TRAIN, folder)
     shutil.copy(HERE / "peers" / "no_libuv.py", folder)
     write_torchrun(folder)
-    (folder / "train.sbatch").write_text(with_plain_torchrun(size.nodes, TRAIN))
     (folder / "python.sbatch").write_text(with_plain_python(size.nodes, TRAIN))
+    (folder / "train.sbatch").write_text(with_plain_torchrun(size.nodes, TRAIN, torchrun))
     text = JOB.format(nodes=size.nodes, spares=size.spares, folder=f"/shared/start/{folder.name}", train=TRAIN)
     (folder / "job.toml").write_text(text)
 

@@ -63,14 +63,14 @@ srun --no-kill --label python3 no_libuv.py --nproc-per-node=1 \\
 """
 
 
-def with_plain_torchrun(nodes: int, train: str) -> str:
+def with_plain_torchrun(nodes: int, train: str, torchrun: str = "./torchrun") -> str:
     """A batch script as users have it: torchrun on each node, and no word of Muster."""
     return f"""#!/bin/bash
 #SBATCH --job-name=train --nodes={nodes} --ntasks-per-node=1 --exclusive
 #SBATCH --output=slurm.out --open-mode=append
 export OMP_NUM_THREADS=1
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun ./torchrun --nnodes={nodes} --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=$head:29500 \\
+srun {torchrun} --nnodes={nodes} --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=$head:29500 \\
     --rdzv-id=$SLURM_JOB_ID {train}
 """
 

@@ -146,6 +146,8 @@ async def _launch(options: argparse.Namespace, spec: JobSpec, site: Site) -> int
         return await task.refuse(str(error))
     meeting_address.tell_if_fixed(spec, own.node)
     settings = _settings(options, spec, site, own, found.environment, found, {task.pid})
+    forks = task.forks(found, settings.job.zygote_spec.environment)
+    settings = replace(settings, job=replace(settings.job, forks=forks))
     code, job_is_over = await _serve(options, settings)
     _on_end(task.terminate)
     if not job_is_over:  # this node leaves the gang: nothing behind the launch is to run here

@@ -4,6 +4,7 @@ They use a Unix socket of type SOCK_SEQPACKET: one message per packet, end of fi
 standard library only. The messages:
 
     agent -> zygote                                     zygote -> agent
+    {"argv", "preload", "learns", "env", "unset"} (the first one, + [1, 2] to a fork)
     {"do": "rank", "key", "env", "unset", "log", "cold"}  {"say": "ready", "torch", "libuv", "notes", "seconds"}
       + [sock]
     {"do": "store", "key", "avoid", "libuv"}              {"say": "started", "key", "pid", "cold": reason or ""}
@@ -30,7 +31,7 @@ from typing import Any
 
 Message = dict[str, Any]
 
-_MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 _MAX_FDS = 8
 
 
@@ -38,7 +39,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
     """Return both ends of a new connection. A message may hold a large environment."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
     return ends
 
 
@@ -73,7 +74,7 @@ def receive_bytes(sock: socket.socket, most_fds: int) -> tuple[bytes, list[int]]
     fds = array.array("i")
     try:
         data, ancillary, _, _ = sock.recvmsg(
-            _MAX_BYTES, socket.CMSG_SPACE(most_fds * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+            MAX_BYTES, socket.CMSG_SPACE(most_fds * fds.itemsize), socket.MSG_CMSG_CLOEXEC
         )
     except ConnectionResetError:
         return b"", []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -47,16 +49,17 @@ async def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         yield found
 
 
-async def run_two_ranks(gang: Gang) -> list[int]:
-    """From the hand-over on, until both ranks of the one node have ended. Their exit codes."""
-    await gang.until(lambda: "n0" in gang.coordinator.agents and gang.status("n0").warm == 2)
+async def run_ranks(gang: Gang, count: int = 2) -> list[int]:
+    """From the hand-over on, until all ranks of the one node have ended. Their exit codes."""
+    await gang.until(lambda: "n0" in gang.coordinator.agents and gang.status("n0").warm == count)
     gang.fence(0)
     await gang.until(lambda: gang.status("n0").store_generation == 1)
     order = gang.run_order(1)
-    order.world_size = 2
-    order.places.add(rank=1, node="n0", local_rank=1)
+    order.world_size = count
+    for rank in range(1, count):
+        order.places.add(rank=rank, node="n0", local_rank=rank)
     gang.coordinator.order(order)
-    await gang.until(lambda: [r.phase for r in gang.status("n0").ranks] == [RANK_PHASE_EXITED] * 2)
+    await gang.until(lambda: [r.phase for r in gang.status("n0").ranks] == [RANK_PHASE_EXITED] * count)
     return [rank.exit_code for rank in gang.status("n0").ranks]
 
 
@@ -79,13 +82,56 @@ MODULE = f"{sys.executable} -m torch.distributed.run --nproc-per-node=2"
 )
 async def test_each_form_of_torchrun_starts_its_ranks_through_muster(gang: Gang, words: str) -> None:
     gang.launch_task("n0", "bash", "-c", words, nodes=1)
-    assert await run_two_ranks(gang) == [0, 0]
+    assert await run_ranks(gang) == [0, 0]
     gang.coordinator.order(Order(duty=DUTY_EXIT, job_over=True))
     assert await gang.exit_code("n0") == 0
     lines = (gang.folder / "n0.out").read_text().splitlines()
     shown = [json.loads(line[6:]) for line in lines if line.startswith("shown ")]
     assert sorted(shown) == [[rank, 3.0, ["--lr", "1"], [str(rank), "2", None]] for rank in (0, 1)]
     assert ("after 0" in (gang.folder / "n0.out").read_text()) == ("echo" in words)
+
+
+SHOW_TORCH = """
+    import atexit, gc, json, logging, os, signal, sys, threading, warnings
+    print("forked:", "torch.distributed.run" in sys.modules)
+    import torch
+    from torch.distributed.launcher import api, launch_agent
+
+    print("threads:", torch.get_num_threads(), torch.get_num_interop_threads(), threading.active_count())
+    print("parallel:", torch.__config__.parallel_info().split())
+    print("native threads:", len(os.listdir("/proc/self/task")), open("/proc/self/comm").read().strip())
+    print("warnings:", warnings.filters)
+    print("logging:", [str(handler) for handler in (*logging.root.handlers, *logging.getLogger("torch").handlers)])
+    print("levels:", [logging.getLogger(name).level for name in ("", "torch", "torch.distributed")])
+    print("signals:", [str(signal.getsignal(number)) for number in signal.valid_signals()])
+    print("hooks:", sys.excepthook, threading.excepthook, len(sys.meta_path), len(sys.path_hooks), atexit._ncallbacks())
+    print("path:", sys.path, gc.isenabled(), gc.get_threshold(), sys.flags)
+    print("launchers:", launch_agent.__module__, api.launch_agent.__module__)
+    print("defaults:", torch.get_default_dtype(), torch.is_grad_enabled(), torch.cuda.is_initialized())
+    links = [f"/proc/self/fd/{n}" for n in range(99) if os.path.lexists(f"/proc/self/fd/{n}")]
+    print("files:", sorted(os.readlink(link).split(":")[0] for link in links))
+    torch.manual_seed(1)
+    print("sum:", torch.randn(300, 300).matmul(torch.randn(300, 300)).sum().item())
+"""
+
+
+async def test_a_rank_sees_the_same_torch_whether_its_launcher_was_forked_or_not(tmp_path: Path) -> None:
+    """The second launcher has a flag of the interpreter, and is not forked. OMP_NUM_THREADS is not set."""
+    (tmp_path / "show.py").write_text(textwrap.dedent(SHOW_TORCH))
+    torchrun = Path(shutil.which("torchrun") or "")
+    python = torchrun.read_text().splitlines()[0].removeprefix("#!")
+    shown = []
+    for words in (f"{python} {torchrun}", f"{python} -q {torchrun}"):
+        async with scripted_gang(tmp_path, preload=()) as gang:
+            gang.launch_task("n0", "bash", "-c", f"{words} show.py", nodes=1)
+            await run_ranks(gang, 1)
+            shown.append(gang.output(0, 1).splitlines())
+            gang.log(0, 1).unlink()
+        (tmp_path / "secret").unlink()
+    assert [lines.pop(0) for lines in shown] == ["forked: True", "forked: False"]
+    differ = [pair for pair in itertools.zip_longest(*shown) if pair[0] != pair[1]]
+    assert not differ, "\n".join(f"{one}\n{other}" for one, other in differ)
+    assert shown[0][-1].startswith("sum:")
 
 
 OWN_PORT = """
@@ -108,7 +154,7 @@ async def test_ranks_of_srun_meet_at_the_port_that_their_script_chooses(
         port = free.getsockname()[1]
     words = (sys.executable, gang.script(OWN_PORT), str(port))
     gang.launch("n0", *words, nodes=1, ranks_per_node=2, ranks_of_srun=True)
-    assert await run_two_ranks(gang) == [0, 0]
+    assert await run_ranks(gang) == [0, 0]
     for rank in (0, 1):
         assert "sum 3.0" in gang.output(rank, 1).splitlines()
 
@@ -167,7 +213,7 @@ def test_ranks_of_torchrun_meet_at_the_address_in_their_arguments(tmp_path: Path
 
 async def test_what_record_has_written_is_told_and_the_wrapper_gets_the_exit_code(gang: Gang) -> None:
     gang.launch_task("n0", "bash", "-c", f"{MODULE} train.py fail; echo after $?", nodes=1)
-    assert (await run_two_ranks(gang))[1] == 1
+    assert (await run_ranks(gang))[1] == 1
     gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=93, job_over=True))
     assert await gang.exit_code("n0") == 93
     assert "after 1\n" in (gang.folder / "n0.out").read_text()

@@ -6,6 +6,7 @@ tests/torch has the real one.
 
 import ast
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -115,6 +116,110 @@ async def test_what_a_launcher_would_start_becomes_the_gang_and_it_learns_of_the
     gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=9, job_over=True))
     assert await gang.exit_code("n0") == 9
     assert (gang.folder / "n0.out").read_text() == "after: 9\n"
+
+
+RUN = """
+    import faulthandler, os, sys
+    from torch.distributed.launcher import api
+
+    def main():
+        faulthandler.enable()
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        sys.last_value = "of the launcher"
+        try:
+            api.launch(api.LaunchConfig(1, 2), sys.executable, ["-u", *sys.argv[1:]])
+        except Exception:
+            print("never in a fork")
+
+    if __name__ == "__main__":
+        main()
+"""
+TORCHRUN = """
+    import sys
+    from torch.distributed.run import main
+    if __name__ == "__main__":
+        sys.exit(main())
+"""
+SEEN = """
+    import atexit, ctypes, faulthandler, gc, inspect, json, logging, os, resource, signal, sys, threading, warnings
+    from torch.distributed.launcher import api
+    import torch
+
+    def described(stream):
+        buffered = stream.write_through, stream.line_buffering
+        return repr(stream), repr(stream.buffer), stream.errors, stream.newlines, *buffered
+
+    def state(pid):
+        text = open(f"/proc/{pid}/status").read()
+        return [line for line in text.splitlines() if line[:4] in ("SigI", "SigB", "SigC", "Cpus", "Thre")]
+
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_char_p
+    path = json.dumps(sys.path), os.getcwd(), sys.argv, sys.orig_argv[1:] if hasattr(sys, "orig_argv") else None
+    print("forked:", "torch.distributed.run" in sys.modules or "main" in dir(torch))
+    print("path:", *path)
+    own = ("MUSTER_AGENT_FD", "MUSTER_HOSTFILE")
+    print(*(f"variable {pair}" for pair in sorted(os.environ.items()) if pair[0] not in own), sep="\\n")
+    print("as torch is imported:", torch.THREADS)
+    print("as C has it:", libc.getenv(b"OMP_NUM_THREADS"), libc.getenv(b"MUSTER_TASK_SOCKET"))
+    print("main:", sorted(vars(sys.modules["__main__"]))[:9], len(inspect.stack()), gc.isenabled())
+    print("flags:", sys.flags, sys.warnoptions, sys._xoptions, sys.dont_write_bytecode)
+    print("limits:", oct(os.umask(0)), [resource.getrlimit(n) for n in range(16)], os.nice(0))
+    print("signals:", [str(signal.getsignal(n)) for n in signal.valid_signals()])
+    print("states:", state("self"), state(os.getppid()))
+    links = [f"/proc/self/fd/{n}" for n in range(99) if os.path.lexists(f"/proc/self/fd/{n}")]
+    print("files:", sorted(os.readlink(link).split(":")[0] for link in links))
+    print("streams:", *map(described, (sys.stdin, sys.stdout, sys.stderr)), sys.stdin.read())
+    print("hooks:", [str(finder)[:40] for finder in sys.meta_path], sys.excepthook, sys.__stderr__ is sys.stderr)
+    print("at the end:", faulthandler.is_enabled(), atexit._ncallbacks(), hasattr(sys, "last_value"))
+    print("modules:", sorted(n for n in sys.modules if "custom" in n), logging.root.handlers)
+    print("session:", os.getsid(0) == os.getpid(), os.getsid(os.getppid()) == os.getppid(), threading.active_count())
+    print("warnings:", warnings.filters)
+    print("launch:", api.launch_agent.__module__, type(torch.__loader__.__dict__.get("exec_module")))
+    atexit.register(print, "left")
+    raise ValueError("at the end")
+"""
+
+
+@pytest.fixture
+def torchrun(library: Path) -> Path:
+    """A folder with lib/torch, torchrun and show.py."""
+    (library / "lib/torch/__init__.py").write_text(
+        "import ctypes\nf = ctypes.CDLL(None).getenv\nf.restype = ctypes.c_char_p\nTHREADS = f(b'OMP_NUM_THREADS')\n"
+    )
+    store = "class TCPStore:\n    port = 1\n    def __init__(self, *_, **__): pass\n"
+    (library / "lib/torch/distributed/__init__.py").write_text(store)
+    (library / "lib/torch/distributed/run.py").write_text(textwrap.dedent(RUN))
+    (library / "torchrun").write_text(textwrap.dedent(TORCHRUN))
+    (library / "show.py").write_text(textwrap.dedent(SEEN))
+    return library
+
+
+async def shown_by_rank_1(folder: Path, words: str) -> list[str]:
+    """What show.py prints, launched so."""
+    async with scripted_gang(folder, preload=("torch.distributed",)) as gang:
+        gang.launch_task("n0", "bash", "-c", f"umask 027; ulimit -Sn 321; exec 7</dev/null; {words}", nodes=1)
+        await run_two_ranks(gang)
+        found = gang.output(1, 1).splitlines()
+        gang.log(1, 1).unlink()
+        (folder / "secret").unlink()
+    return found
+
+
+@pytest.mark.parametrize(
+    "python", [sys.executable, *(pytest.param(path, marks=pytest.mark.long) for path in interpreters()[1:])]
+)
+async def test_a_rank_of_a_forked_launcher_is_as_one_of_a_new_interpreter(
+    torchrun: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second launcher runs with a flag of its own, and is not forked."""
+    monkeypatch.setenv("PYTHONPATH", f"{torchrun}/lib")
+    forked = await shown_by_rank_1(torchrun, f"{python} torchrun show.py --lr 1")
+    started = await shown_by_rank_1(torchrun, f"{python} -q torchrun show.py --lr 1")
+    assert (forked.pop(0), started.pop(0)) == ("forked: True", "forked: False")
+    differ = [pair for pair in itertools.zip_longest(forked, started) if pair[0] != pair[1]]
+    assert not differ, "\n".join(f"{one}\n{other}" for one, other in differ)
+    assert forked[-2:] == ["ValueError: at the end", "left"]
 
 
 ACCELERATE = """

@@ -195,8 +195,8 @@ async def test_any_python_from_3_9_on_forks_ranks_and_learns_what_they_import(
 
 def test_what_is_loaded_in_users_interpreters_keeps_to_the_syntax_of_python_3_9() -> None:
     """Also where no such interpreter is."""
-    listed = "import sys; from muster.daemon.agent.ranks import zygote; print(*(m.__file__ for n, m in "
-    listed += "sys.modules.items() if n.split('.')[0] == 'muster' and m.__file__))"
+    listed = "import sys, muster.daemon.agent.ranks.zygote, muster.daemon.agent.launch.user_path.launcher_fork; "
+    listed += "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'muster' and m.__file__))"
     files = subprocess.run([PYTHON, "-c", listed], capture_output=True, text=True, check=True).stdout.split()
     assert len(files) > 15
     for file in files:

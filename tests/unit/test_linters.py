@@ -59,6 +59,7 @@ BOUNDARIES = {
             "slurm/image/engine.py": "podman and docker, for the test image and the test cluster",
             "slurm/image/nvml_stand_in.py": "gcc, for the test image and for tests",
             "slurm/image/install.py": "ldconfig, inside the test image",
+            "daemon/agent/launch/user_path/launcher_fork.py": "forks a launcher into zygotes",
             "daemon/agent/ranks/zygote_handle.py": "starts the zygote, whose children the ranks are",
             "daemon/agent/launch/task.py": "the command of a user, which starts a launcher",
             "daemon/agent/user_script/helper_call.py": "the srun that a user's script has called",

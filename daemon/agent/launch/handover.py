@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from muster.daemon.transport.job_limits import MAX_FAILURES, MAX_RANKS_PER_NODE
 from muster.v1.common_pb2 import JobSpec
@@ -15,6 +15,7 @@ from muster.wording import counted
 
 MACRO = "${local_rank}"
 """What torch replaces by the local rank in the words of a rank: `python -m torch.distributed.launch` uses it."""
+_ADDED = ("TORCHELASTIC_", "ROLE_NAME")
 
 
 class WrongHandover(ValueError):
@@ -43,6 +44,8 @@ class Handover:
     max_restarts: how often it would have started the ranks again.
     processors: those that the launcher may use.
     limits: its limits (the name after RLIMIT_), soft and hard.
+    forks: pids of forks of the launcher that have reached the socket for them.
+    imported_with: the environment with which they have imported PyTorch.
     """
 
     argv: tuple[str, ...]
@@ -56,6 +59,14 @@ class Handover:
     processors: frozenset[int]
     limits: Mapping[str, tuple[int, int]]
     umask: int
+    forks: frozenset[int] = frozenset()
+    imported_with: Mapping[str, str] = field(default_factory=dict)
+
+    def imports_as(self, environment: Mapping[str, str]) -> bool:
+        """Whether ranks with this environment would have imported PyTorch as the launcher has: libraries read variables
+        as they are imported. Those that torchrun adds are read by nothing that is."""
+        differ = {name for name, _ in self.imported_with.items() ^ environment.items()}
+        return all(name.startswith(_ADDED) for name in differ)
 
     def of_job(self, spec: JobSpec) -> JobSpec:
         """The job with this launch.
@@ -109,6 +120,8 @@ def read(line: bytes) -> Handover:
             processors=frozenset(map(int, found["processors"])),
             limits={str(name): _pair(limits) for name, limits in found["limits"].items()},
             umask=int(found["umask"]),
+            forks=frozenset(map(int, found.get("forks", ()))),
+            imported_with={str(name): str(value) for name, value in found.get("imported_with", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WrongHandover(f"this is no hand-over of a launcher: {error!r}") from None

@@ -18,13 +18,15 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from muster import exit_codes
 from muster.daemon.agent.launch import handover
 from muster.daemon.agent.launch.handover import Handover, WrongHandover
-from muster.daemon.agent.launch.user_path.sitecustomize import SOCKET
+from muster.daemon.agent.launch.user_path.sitecustomize import FORKS, SOCKET
+from muster.daemon.agent.ranks.zygote_handle import ForkedProcess
 from muster.daemon.host import process_tree
 from muster.daemon.host.process import step_signals
 
@@ -42,8 +44,11 @@ _AFTER_THE_END = "one launch of an srun is supervised, and this one is another: 
 class Task:
     """The user's command, from `start` to its end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, name: str) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], listener: socket.socket, forks: socket.socket, name: str
+    ) -> None:
         self._process = process
+        self._forks = forks
         self._name = name
         self._listener = listener
         self._handed_over: asyncio.Future[Handover] = asyncio.get_running_loop().create_future()
@@ -55,11 +60,8 @@ class Task:
     @staticmethod
     def start(words: Sequence[str], environment: Mapping[str, str]) -> Task | int:
         """Start the command; the exit code if that fails. Call it while this process has one thread."""
-        listener = socket.socket(socket.AF_UNIX)
         name = f"muster-task-{secrets.token_hex(16)}"
-        listener.bind(f"\0{name}")
-        listener.listen()
-        listener.setblocking(False)
+        listener, forks = _listen(socket.SOCK_STREAM, name), _listen(socket.SOCK_SEQPACKET, name + FORKS)
         try:
             process = subprocess.Popen(
                 words, env=task_environment(environment, name), stdin=subprocess.DEVNULL, preexec_fn=_as_srun_starts
@@ -67,8 +69,9 @@ class Task:
         except OSError as error:
             print(f"muster-agent: can't run {words[0]!r}: {error.strerror}", file=sys.stderr)
             listener.close()
+            forks.close()
             return _CANNOT_START
-        return Task(process, listener, name)
+        return Task(process, listener, forks, name)
 
     @property
     def pid(self) -> int:
@@ -95,6 +98,22 @@ class Task:
         while not await asyncio.to_thread(process_tree.any_with_environment, *marks):  # noqa: ASYNC110 - strangers
             await asyncio.sleep(_LOOK_S)
         print(f"muster: not supervised: a launcher has started its ranks itself. {_WHY_STRAY}", file=sys.stderr)
+
+    def forks(self, found: Handover, environment: Mapping[str, str]) -> tuple[ForkedProcess, ...]:
+        """The forks of the launcher that may run ranks with this environment. Others end."""
+        links = []
+        with self._forks, suppress(BlockingIOError):
+            while True:
+                links.append(self._forks.accept()[0])
+        known = found.forks & set(process_tree.child_pids()) if found.imports_as(environment) else set()
+        forked = []
+        for link in links:
+            pid, uid = _peer(link)
+            if uid == os.getuid() and pid in known:
+                forked.append(ForkedProcess(pid, link, found.environment))
+            else:
+                link.close()
+        return tuple(forked)
 
     async def refuse(self, words: str) -> int:
         """Tell the launcher that the gang can't run this; the exit code of the command."""
@@ -133,7 +152,7 @@ class Task:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if _uid_of_peer(writer) != os.getuid():
+            if _peer(writer.get_extra_info("socket"))[1] != os.getuid():
                 return
             line = await reader.readline()
             if self._handed_over.done():
@@ -168,10 +187,18 @@ def _as_srun_starts() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _uid_of_peer(writer: asyncio.StreamWriter) -> int:
-    link = writer.get_extra_info("socket")
-    uid: int = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-    return uid
+def _listen(kind: socket.SocketKind, name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, kind)
+    listener.bind(f"\0{name}")
+    listener.listen()
+    listener.setblocking(False)
+    return listener
+
+
+def _peer(link: socket.socket) -> tuple[int, int]:
+    """The process at the other end, as this one sees it, and its user."""
+    pid, uid, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
 
 
 async def _write(writer: asyncio.StreamWriter, answer: Mapping[str, object]) -> None:

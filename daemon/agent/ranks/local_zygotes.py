@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from muster.daemon.agent.ranks.imports.job_imports import JobImports
 from muster.daemon.agent.ranks.rank_process import RankProcess
 from muster.daemon.agent.ranks.rendezvous_process import RendezvousProcess
-from muster.daemon.agent.ranks.zygote_handle import CannotStart, ZygoteHandle, ZygoteSpec, describe
+from muster.daemon.agent.ranks.zygote_handle import CannotStart, ForkedProcess, ZygoteHandle, ZygoteSpec, describe
 from muster.daemon.host import packets, process_tree
 from muster.wording import counted
 
@@ -68,6 +68,7 @@ class LocalZygotes:
     Args:
         other_children: pids of children of this process that no rank has left behind.
         may_lack_muster: it is no fault of the job if its ranks can't import Muster.
+        forks: processes of a launcher that become the first zygotes.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class LocalZygotes:
         other_children: Callable[[], set[int]],
         *,
         may_lack_muster: bool,
+        forks: Sequence[ForkedProcess] = (),
     ) -> None:
         self._spec, self._callbacks, self._other_children = spec, callbacks, other_children
-        self._may_lack_muster = may_lack_muster
+        self._may_lack_muster, self._forks = may_lack_muster, list(forks)
         self.all = [LocalZygote() for _ in range(count)]
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -99,6 +101,8 @@ class LocalZygotes:
         self._stopping = True
         for task in list(self._tasks):
             task.cancel()
+        for fork in self._forks:
+            fork.link.close()
         handles = [zygote.handle for zygote in self.all if zygote.handle is not None]
         await asyncio.gather(*(handle.stop() for handle in handles))
         await self._end_orphans()
@@ -127,12 +131,13 @@ class LocalZygotes:
             spec = spec.without_preload()
         handle = ZygoteHandle(partial(self._on_message, zygote), partial(self._on_exit, zygote))
         try:
-            handle.start(spec)
+            handle.start(spec, fork := self._forks.pop() if self._forks else None)
         except CannotStart as error:
             zygote.start_error = str(error)
             zygote.ready.set()  # wakes every task that waits for the zygote
             self._callbacks.failed(zygote.start_error)
             return False
+        log.info("warm process %d is %s", handle.pid, "started" if fork is None else "a fork of the launcher")
         zygote.handle, zygote.started = handle, True
         return True
 
@@ -203,6 +208,7 @@ class LocalZygotes:
         left."""
         for _ in range(round(_ORPHAN_TIMEOUT_S / _ORPHAN_POLL_S)):
             zygote_pids = {zygote.handle.pid for zygote in self.all if zygote.handle is not None}
+            zygote_pids |= set() if self._stopping else {fork.pid for fork in self._forks}
             if process_tree.kill_orphans(zygote_pids | self._other_children()) == 0:
                 return True
             await asyncio.sleep(_ORPHAN_POLL_S)

@@ -17,7 +17,7 @@ from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_process import Outcome, RankId, RankProcess
 from muster.daemon.agent.ranks.reconcile import LocalRank, StartRanks
 from muster.daemon.agent.ranks.rendezvous_process import RendezvousProcess
-from muster.daemon.agent.ranks.zygote_handle import ZygoteSpec
+from muster.daemon.agent.ranks.zygote_handle import ForkedProcess, ZygoteSpec
 from muster.daemon.agent.start_checks import meeting_address
 from muster.daemon.host import packets, rank_log_files
 from muster.v1.agent_pb2 import Order, RankStatus
@@ -36,7 +36,8 @@ class NodeJob:
     """What the supervisor runs. `run_dir`: the folder of the logs. `from_script`: a user's own script has
     launched it. Its ranks are told where torch can write down with which error they fail, and may well lack Muster.
     `of_srun`: srun would start its ranks.
-    `variables`: those of one local rank alone. `hosts`: nodes that the command may name.
+    `variables`: those of one local rank alone. `hosts`: nodes that the command may name. `forks`: of the launcher,
+    which become the first zygotes.
     """
 
     gang: str
@@ -48,6 +49,7 @@ class NodeJob:
     of_srun: bool = False
     variables: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
+    forks: tuple[ForkedProcess, ...] = ()
 
     @property
     def opens_store(self) -> bool:
@@ -85,6 +87,7 @@ class RankSupervisor:
             ZygoteCallbacks(self.any_alive, self._on_child_message, self._on_zygote_ready, self._fail),
             other_children,
             may_lack_muster=job.from_script,
+            forks=job.forks,
         )
         self.imports = self._zygotes.imports
         self._ranks: dict[int, RankProcess] = {}

@@ -137,9 +137,7 @@ class ZygoteServer:
         return "the command is not a Python script" if self._command is None else fork_safety.reason_not_to_fork()
 
     def _become_rank(self, message: packets.Message, link: int, seen: SeenImports | None, *, cold: bool) -> None:
-        environment = {**self._environment, **message["env"]}
-        for name in message.get("unset", ()):
-            environment.pop(name, None)
+        environment = _changed(self._environment, message)
         rank_main.detach(self._pid)
         process_tree.allow_tracers_below(self._agent)
         # Open the log here, not in the agent: shared storage may block, and then blocks only this rank.
@@ -251,19 +249,27 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     process_tree.adopt_orphans()
     process_tree.set_process_name("muster-warm")
     _ignore_signals()
-    rank_main.replace_environment(environment)
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     received = packets.receive(sock)
     if received is None:
-        return
+        os._exit(0)
     gc.disable()  # collection during imports finds nothing and takes a tenth of their time
-    start = received[0]
+    start, streams = received
+    rank_main.replace_environment(environment := _changed(environment, start))
+    for number, descriptor in enumerate(streams, 1):  # those of a launcher may be a pipe whose reader waits for its end
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     server = ZygoteServer(sock, start["argv"], _prepare(sock, start), environment, learns=start["learns"])
     gc.freeze()  # children share these pages and never scan them
     if (task := server.serve()) is None:
         os._exit(0)  # the interpreter's cleanup takes a second with torch and is useless here
     task()
+
+
+def _changed(environment: Mapping[str, str], message: packets.Message) -> dict[str, str]:
+    changed = {**environment, **message["env"]}
+    return {name: value for name, value in changed.items() if name not in message["unset"]}
 
 
 def _ignore_signals() -> None:

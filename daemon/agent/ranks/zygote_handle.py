@@ -23,7 +23,7 @@ import muster
 from muster.daemon.agent.ranks.python_command import parse_python_command
 from muster.daemon.agent.ranks.zygote import COMMAND, EXIT_TOO_OLD
 from muster.daemon.agent.start_checks.job_paths import find_program
-from muster.daemon.host import packets
+from muster.daemon.host import packets, process_tree
 
 log = logging.getLogger(__name__)
 
@@ -119,13 +119,35 @@ class ZygoteSpec:
         return replace(self, preload=(), learns=False)
 
 
+class ForkedProcess:
+    """A child of this process that another one has forked, as far as it is used like one of subprocess.
+
+    link: the other end of its socket. environment: its own.
+    """
+
+    def __init__(self, pid: int, link: socket.socket, environment: Mapping[str, str]) -> None:
+        self.pid, self.link, self.environment = pid, link, environment
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, packets.MAX_BYTES)
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """Wait until it has ended, and release its pid."""
+        self.returncode = process_tree.exit_status(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.returncode is None:
+            process_tree.kill(self.pid, group=False)
+
+
 class ZygoteHandle:
     """One zygote. `heard` is called with each of its messages, `ended` once after it has ended and was reaped."""
 
     def __init__(self, heard: Callable[[packets.Message], None], ended: Callable[[], None]) -> None:
         self._on_message = heard
         self._on_exit = ended
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._sock: socket.socket | None = None
         self._environment: Mapping[str, str] = {}
         self._cold = ""
@@ -144,31 +166,35 @@ class ZygoteHandle:
         """Whether it has ended because its interpreter is too old for it."""
         return self._process is not None and self._process.returncode == EXIT_TOO_OLD
 
-    def start(self, spec: ZygoteSpec) -> None:
-        """Start the zygote. It accepts work at once and carries it out after its imports.
+    def start(self, spec: ZygoteSpec, fork: ForkedProcess | None = None) -> None:
+        """Start the zygote, or have `fork` become it. It accepts work at once and carries it out after its imports.
 
         Raises:
             CannotStart: no interpreter, or no working folder.
         """
-        ours, theirs = packets.pair()
-        try:
-            with theirs:
-                self._process = _spawn(spec, theirs)
-        except CannotStart:
-            ours.close()
-            raise
+        if fork is None:
+            ours, theirs = packets.pair()
+            try:
+                with theirs:
+                    self._process = _spawn(spec, theirs)
+            except CannotStart:
+                ours.close()
+                raise
+        else:
+            self._process, ours = fork, fork.link
+        spec.started_as.give(self._process.pid)
         ours.setblocking(False)
         self._environment, self._cold = spec.environment, spec.cold
         self._sock = ours
-        self._send({"argv": spec.argv, "preload": spec.preload, "learns": spec.learns})
+        changed, unset = _difference(fork.environment if fork is not None else spec.environment, spec.environment)
+        start = {"argv": spec.argv, "preload": spec.preload, "learns": spec.learns, "env": changed, "unset": unset}
+        self._send(start, None if fork is None else [1, 2])
         asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
 
     def run_rank(self, key: str, environment: Mapping[str, str], log: RankLog, link: int, *, cold: str = "") -> None:
         """Fork into a rank. `link`: the rank's socket; a copy is passed. `cold`: why the rank must be started by exec;
         empty: as the spec says."""
-        own = self._environment
-        changed = {name: value for name, value in environment.items() if own.get(name) != value}
-        unset = [name for name in own if name not in environment]
+        changed, unset = _difference(self._environment, environment)
         self._send(
             {"do": "rank", "key": key, "env": changed, "unset": unset, "log": log, "cold": cold or self._cold},
             [link],
@@ -272,8 +298,12 @@ def _spawn(spec: ZygoteSpec, theirs: socket.socket) -> subprocess.Popen[bytes]:
     except OSError as error:
         what = f"the working folder {spec.work_dir!r}" if error.filename == spec.work_dir else interpreter[0]
         raise CannotStart(f"{what} can't be used on this node: {error.strerror}") from None
-    spec.started_as.give(process.pid)
     return process
+
+
+def _difference(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What `new` has otherwise than `old`, and what it lacks."""
+    return {n: v for n, v in new.items() if old.get(n) != v}, [name for name in old if name not in new]
 
 
 def _interpreter(word: str, spec: ZygoteSpec) -> str:

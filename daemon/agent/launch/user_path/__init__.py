@@ -1,4 +1,5 @@
-"""A folder for PYTHONPATH of users' programs. It holds one module for any interpreter from Python 3.9 on.
+"""A folder for PYTHONPATH of users' programs. It holds a module that any interpreter from Python 3.9 on
+imports, and what that needs to fork a launcher.
 
-May import: nothing.
+May import: `daemon.agent.ranks`.
 """

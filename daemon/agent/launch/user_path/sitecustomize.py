@@ -7,8 +7,8 @@ imported, so no option is read twice, and a program without torch pays nothing. 
 node (`--cpu` always) starts it itself, with what `prepare_simple_launcher_cmd_env` returns, which is replaced likewise.
 Ranks don't have this folder in PYTHONPATH.
 
-It runs in the user's interpreter: syntax and library of Python 3.9, no import of Muster. Nothing here may harm a
-program that launches nothing.
+It runs in the user's interpreter: syntax and library of Python 3.9, no import of Muster, but for that of a launcher
+which is forked (`launcher_fork.py`). Nothing here may harm a program that launches nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,19 @@ if TYPE_CHECKING:
 SOCKET = "MUSTER_TASK_SOCKET"
 """Environment variable: the name of the agent's socket, in the abstract namespace."""
 _TORCH, _API, _ALONE = "torch", "torch.distributed.launcher.api", "accelerate.utils.launch"
+_RUN = "torch.distributed.run"
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
+_ROOT = os.path.abspath(os.path.join(_FOLDER, *[os.pardir] * 5))
+"""The folder of the package `muster`."""
+FORKS = "-forks"
+"""Behind the name of the socket: that of the socket for forks of a launcher."""
+_OMP = "OMP_NUM_THREADS"
+_at_start: Any = None
+"""See launcher_fork.AtStart."""
+_replaced: list[Any] = []
+"""torch's own launch_agent."""
+_imported_with: dict[str, str] = {}
+"""The environment with which torchrun has imported torch, as far as the libraries know; empty: this is not torchrun."""
 _SIGNALS_OF_RANKS = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGPOLL", "SIGPWR")
 _LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
 _REFUSED = 64
@@ -57,6 +69,8 @@ def _import_uncollected(loader: Any) -> None:
     def run_uncollected(module: Any) -> None:
         import gc
 
+        del loader.exec_module  # the loader is as it was
+        _expect_threads_of_ranks()
         was_on = gc.isenabled()
         gc.disable()
         try:
@@ -69,13 +83,37 @@ def _import_uncollected(loader: Any) -> None:
     loader.exec_module = run_uncollected
 
 
+def _expect_threads_of_ranks() -> None:
+    """torchrun is to import torch with the number of threads that its ranks have: libraries read it once, some of them
+    late. They see the variable of the C library, and torchrun's own code does not."""
+    if _at_start is not None and _is_torchrun():
+        _imported_with.update({_OMP: "1", **_at_start[0]})
+        if _OMP not in os.environ:
+            os.putenv(_OMP, "1")
+
+
+def _open_descriptors() -> frozenset[str]:
+    names = os.listdir("/proc/self/fd")  # with that of the listing, which is closed then
+    return frozenset(name for name in names if os.path.lexists(f"/proc/self/fd/{name}"))
+
+
+def _is_torchrun() -> bool:
+    """Whether this process was started as torchrun, with no flag of the interpreter but -u."""
+    with open("/proc/self/cmdline", "rb") as file:
+        words = [os.fsdecode(word) for word in file.read().split(b"\0")[1:4]]
+    rest = [word for word in words if word != "-u"]
+    return rest[:2] == ["-m", _RUN] or os.path.basename(rest[0] if rest else "") == "torchrun"
+
+
 def _replace_after(loader: Any) -> None:
     """Have `loader` replace the launcher as soon as it has run the module."""
     run = loader.exec_module
 
     def run_and_replace(module: Any) -> None:
+        del loader.exec_module
         run(module)
         if module.__name__ == _API:
+            _replaced.append(module.launch_agent)
             module.launch_agent = hand_over
         else:
             module.prepare_simple_launcher_cmd_env = _hand_over_after(module.prepare_simple_launcher_cmd_env)
@@ -114,9 +152,41 @@ def hand_over(config: Any, entrypoint: Any, args: list[Any], *_: Any, **__: Any)
     if getattr(config, "numa_options", None) is not None:
         sys.stderr.write("muster: --numa-binding is not taken over: ranks run on the processors of the launcher\n")
     environ = {**os.environ, **_said_to_ranks(config)}
-    more = {"max_restarts": config.max_restarts, "silent": _silent(config), "marks": _marks(config)}
+    more: dict[str, Any] = {"max_restarts": config.max_restarts, "silent": _silent(config), "marks": _marks(config)}
+    if _imported_with and sys.version_info >= (3, 9):
+        forks = _fork(config.nproc_per_node, argv, environment_of_ranks(environ), sys._getframe(1))
+        more.update({"forks": forks, "imported_with": environment_of_ranks(_imported_with)})
     _launch(argv, config.nproc_per_node, config.min_nodes, config.max_nodes, environ, more)
     return dict.fromkeys(range(config.nproc_per_node))
+
+
+def _fork(count: int, argv: list[str], environment: dict[str, str], frame: Any) -> list[int]:
+    """Fork this process into the warm processes of its ranks, if it may be forked. Returns their pids."""
+    path, environ = list(sys.path), dict(os.environ)
+    sys.path.append(_ROOT)
+    try:
+        from muster.daemon.agent.launch.user_path import launcher_fork
+
+        start = launcher_fork.AtStart(*_at_start)
+        if launcher_fork.reason_not_to_fork(start, argv, frame):
+            return []
+        return launcher_fork.fork(count, "\0" + os.environ[SOCKET] + FORKS, environment, start, _leave)
+    except (ImportError, OSError):  # another package of that name comes first; its folder is gone
+        return []
+    finally:
+        sys.path[:] = path
+        for name in set(os.environ) - set(environ):
+            del os.environ[name]
+
+
+def _leave() -> None:
+    """Leave no trace in a fork that becomes ranks."""
+    sys.meta_path.remove(FINDER)
+    for name in (_API, _API.rpartition(".")[0]):
+        if getattr(sys.modules.get(name), "launch_agent", None) is hand_over:
+            sys.modules[name].launch_agent = _replaced[-1]  # type: ignore[attr-defined]
+    if getattr(sys.modules.get("sitecustomize"), "hand_over", None) is hand_over:
+        del sys.modules["sitecustomize"]
 
 
 def _launch(argv: list[str], ranks: int, min_nodes: int, max_nodes: int, environ: Any, more: Any = None) -> None:
@@ -262,3 +332,8 @@ if __name__ == "sitecustomize":
     if SOCKET in os.environ:
         sys.meta_path.insert(0, FINDER)
     _import_next()
+    if SOCKET in os.environ:
+        try:
+            _at_start = (dict(os.environ), list(sys.path), os.getcwd(), _open_descriptors())
+        except OSError:  # its folder is gone
+            pass
