@@ -463,6 +463,15 @@ def test_ranks_are_started_again_as_often_as_the_launcher_would_at_least(restart
     assert made.max_failures == failures
 
 
+def test_a_fork_has_imported_as_its_ranks_would_unless_a_variable_differs_that_an_import_may_read() -> None:
+    launch = handed_over(imported_with={"PATH": "/bin", "OMP_NUM_THREADS": "1"})
+    ranks = {"PATH": "/bin", "OMP_NUM_THREADS": "1", "ROLE_NAME": "default", "NCCL_SOCKET_IFNAME": "lo"}
+    assert launch.imports_as(ranks)
+    assert not launch.imports_as({**ranks, "OMP_NUM_THREADS": "4"})
+    assert not launch.imports_as({**ranks, "KMP_AFFINITY": "none"})
+    assert not launch.imports_as({"OMP_NUM_THREADS": "1"})
+
+
 class Logs:
     """As torch has it: one value for all ranks, or one for some."""
 

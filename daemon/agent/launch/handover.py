@@ -15,7 +15,8 @@ from muster.wording import counted
 
 MACRO = "${local_rank}"
 """What torch replaces by the local rank in the words of a rank: `python -m torch.distributed.launch` uses it."""
-_ADDED = ("TORCHELASTIC_", "ROLE_NAME")
+_READ_LATE = ("TORCHELASTIC_", "ROLE_NAME", "NCCL_", "GLOO_")
+"""Beginnings of names that no import reads: what torchrun adds, and what a group reads as it is made."""
 
 
 class WrongHandover(ValueError):
@@ -64,9 +65,9 @@ class Handover:
 
     def imports_as(self, environment: Mapping[str, str]) -> bool:
         """Whether ranks with this environment would have imported PyTorch as the launcher has: libraries read variables
-        as they are imported. Those that torchrun adds are read by nothing that is."""
+        as they are imported."""
         differ = {name for name, _ in self.imported_with.items() ^ environment.items()}
-        return all(name.startswith(_ADDED) for name in differ)
+        return all(name.startswith(_READ_LATE) for name in differ)
 
     def of_job(self, spec: JobSpec) -> JobSpec:
         """The job with this launch.
