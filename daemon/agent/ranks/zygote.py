@@ -268,8 +268,9 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def _changed(environment: Mapping[str, str], message: packets.Message) -> dict[str, str]:
-    changed = {**environment, **message["env"]}
-    return {name: value for name, value in changed.items() if name not in message["unset"]}
+    # An agent that runs on beside newer files sends neither.
+    changed = {**environment, **message.get("env", {})}
+    return {name: value for name, value in changed.items() if name not in message.get("unset", ())}
 
 
 def _ignore_signals() -> None:
