@@ -90,7 +90,7 @@ own_cgroups() {
     fi
 }
 gpu() { # a device file in place of the GPU with this number
-    if [ "$confined" = 0 ]; then mknod -m 0666 "/dev/nvidia$1" c 1 3; else mknod -m 0666 "/dev/nvidia$1" b 7 "$1"; fi
+    if [ "$confined" = 0 ]; then mknod -m 0666 "/dev/nvidia$1" c 1 3; else mknod -m 0666 "/dev/nvidia$1" b 7 "$((200 + $1))"; fi
 }
 
 case $role in

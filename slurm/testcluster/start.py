@@ -53,12 +53,12 @@ metrics_certificate = "{_METRICS_FOLDER}/coordinator.pem"
 metrics_key = "{_METRICS_FOLDER}/coordinator.key"
 """
 # A node has its own tree of cgroups (init.sh makes it writable). Its fake GPUs are loop devices, so that a cgroup can
-# refuse one and grant another. Each is named, because version 1 refuses none of a range. Slurm binds tasks of
-# other users: that takes SYS_NICE.
+# refuse one and grant another: empty ones, which the kernel makes, and none of the host's. Each is named, because
+# version 1 refuses none of a range. Slurm binds tasks of other users: that takes SYS_NICE.
 _CONFINED = (
     "--cgroupns=private",
     "--cap-add=SYS_NICE",
-    *(f"--device-cgroup-rule=b 7:{number} rwm" for number in range(8)),
+    *(f"--device-cgroup-rule=b 7:{number} rwm" for number in range(200, 208)),
 )
 
 

@@ -21,7 +21,7 @@ def ended(code: int, *counts: int, kill: bool = False) -> RankStatus:
 
 def test_a_rank_that_the_kernel_killed_for_want_of_memory_says_so_and_names_the_limit() -> None:
     words = ended(-signal.SIGKILL, 1, 2).stderr_tail
-    assert words.startswith("out of memory, killed by the kernel: the ")
+    assert words.startswith("out of memory, killed by the kernel; the narrowest limit is the ")
     assert words.endswith(" GB")
 
 

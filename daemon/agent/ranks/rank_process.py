@@ -181,7 +181,7 @@ def signal_name(number: int) -> str:
 def _out_of_memory() -> str:
     """Why the kernel has killed a rank, in words for the user."""
     limit = memory_limit()
-    where = f": {limit.limit} is {gigabytes(limit.of_bytes)}" if limit else ""
+    where = f"; the narrowest limit is {limit.limit}, {gigabytes(limit.of_bytes)}" if limit else ""
     return f"out of memory, killed by the kernel{where}"
 
 

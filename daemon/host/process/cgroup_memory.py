@@ -50,7 +50,8 @@ def memory_limit(proc: Path = PROC, cgroup: Path = CGROUP) -> MemoryLeft | None:
 
 
 def processes_killed(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """How many processes of this process's cgroup the kernel has killed so far because its memory was used up."""
+    """How many processes of this process's cgroup the kernel has killed so far for want of memory, in whatever cgroup
+    or on the whole node it was used up."""
     count = 0
     for version, root, group in _groups(proc / "self/cgroup", cgroup):
         with suppress(OSError, KeyError, ValueError):  # there is no memory controller here

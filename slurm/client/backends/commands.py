@@ -143,21 +143,27 @@ class CliSlurm(Sbatch, Procedures):
 
     async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         pairs = [f"{key}={value}" for key, value in changes.items()]
-        named = await self._named(job, timeout_s)
-        await self._change(operation, timeout_s, "scontrol", "update", f"JobId={named}", *pairs)
+        deadline = Deadline(timeout_s)
+        named = await self._named(job, deadline.require(operation))
+        await self._change(operation, deadline.require(operation), "scontrol", "update", f"JobId={named}", *pairs)
 
     async def _update_node(self, operation: str, node: str, state: str, reason: str, timeout_s: float) -> None:
         why = [f"Reason={reason}"] if reason else []
         await self._change(operation, timeout_s, "scontrol", "update", f"NodeName={node}", f"State={state}", *why)
 
     async def _requeue(self, job: int, timeout_s: float) -> None:
-        await self._change(f"requeue job {job}", timeout_s, "scontrol", "requeue", await self._named(job, timeout_s))
+        await self._change_named(f"requeue job {job}", timeout_s, job, "scontrol", "requeue")
 
     async def _switches(self, job: Job, timeout_s: float) -> str:
         return job.switches
 
     async def _release(self, job: int, timeout_s: float) -> None:
-        await self._change(f"release job {job}", timeout_s, "scontrol", "release", await self._named(job, timeout_s))
+        await self._change_named(f"release job {job}", timeout_s, job, "scontrol", "release")
+
+    async def _change_named(self, operation: str, timeout_s: float, job: int, *command: str) -> None:
+        deadline = Deadline(timeout_s)
+        named = await self._named(job, deadline.require(operation))
+        await self._change(operation, deadline.require(operation), *command, named)
 
     async def _named(self, job: int, timeout_s: float) -> str:
         """The words with which Slurm's commands mean this job alone. The last task of an array has the array's own id,
@@ -167,9 +173,11 @@ class CliSlurm(Sbatch, Procedures):
         return self._names.get(job) or str(job)
 
     def _note_names(self, jobs: JobAnswers) -> None:
-        """Remember which of these jobs are tasks of arrays. What is said of a job doesn't change."""
+        """Remember which of these jobs are tasks of arrays. A job that Slurm has forgotten keeps its name."""
         for id, job in jobs.items():
-            self._names[id] = job.array_task if isinstance(job, Job) else ""
+            if isinstance(job, Job):
+                self._names[id] = job.array_task
+            self._names.setdefault(id, "")
         while len(self._names) > _MOST_NAMES:
             del self._names[next(iter(self._names))]
 
@@ -177,7 +185,7 @@ class CliSlurm(Sbatch, Procedures):
         how = [] if signal is None else [f"--signal={signal}"]
         operation = f"cancel job {job}" if signal is None else f"send signal {signal} to job {job}"
         try:
-            await self._change(operation, timeout_s, "scancel", *how, await self._named(job, timeout_s))
+            await self._change_named(operation, timeout_s, job, "scancel", *how)
         except SlurmRefused as error:
             if not error_messages.says_job_ended(error):
                 raise
