@@ -26,7 +26,7 @@ def job_message(job: Job, options: Sequence[SbatchOption]) -> JobSpec:
     message.estimate_tables = write_tables(job)
     message.spreading.CopyFrom(spreading(job))
     _add_arithmetic(message, job)
-    if job.model.parameters:
+    if job.model.parameters and job.checkpoint.memory:
         from muster.launcher.plan.node_memory import needed_memory  # few jobs need the model of costs
 
         needed = needed_memory(job)

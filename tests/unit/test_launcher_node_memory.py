@@ -14,6 +14,7 @@ from muster.launcher.plan.node_memory import asked_bytes, needed_memory, why_too
 from muster.launcher.plan.prepare import prepare
 from muster.launcher.plan.screen import lines
 from muster.launcher.spec import spec
+from muster.launcher.submission.job_message import job_message
 from muster.launcher.submission.memory_check import check_memory
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
@@ -134,3 +135,11 @@ def test_a_plan_foresees_the_refusal() -> None:
     flat = SlurmTopology(Kind.FLAT)
     found = list(foresee(job(), flat, NOTHING_SAID, [node("n0", 64)], {"main"}))
     assert found[-1].startswith("muster submit refuses this job: 0 of 1 nodes in service have the memory")
+
+
+def test_without_memory_checkpoints_agents_compare_no_memory() -> None:
+    """Their words on it would advise what is set."""
+    offloads = 'offload = "optimizer"\n[parallelism]\nsharding = "parameters"\n[checkpoint]\nmemory = '
+    with_memory, without = (job_message(job(offloads + on), ()).memory_bytes for on in ("true", "false"))
+    assert with_memory > 0
+    assert without == 0
