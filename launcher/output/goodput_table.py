@@ -130,8 +130,9 @@ def _summary(whole: Group, price: float) -> str:
     lost = whole.allocated - whole.useful
     words = f"{whole.goodput:.1%} of {_hours(whole.allocated)} GPU hours trained; {_hours(lost)} were lost"
     words += f" ({whole.money:,.0f} at {price:g} an hour)" if price else ""
-    words += f"; of {_hours(whole.steps_unknown)} no step is known" if whole.steps_unknown else ""
     words += f", to {counted(whole.faults, 'fault')} and to what every job needs"
+    if whole.steps_unknown:
+        words += f". No step is known of {_hours(whole.steps_unknown)} that count as trained"
     if spare := whole.lost.get("spare", 0.0):
         words += f". Spares idled for {_hours(spare)}"
         words += f" and have saved {_hours(whole.saved)}, beside a requeue for each fault" if whole.saved else ""

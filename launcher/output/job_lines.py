@@ -280,10 +280,13 @@ def goodput_words(view: GangView) -> str:
     goodput = view.goodput
     if not goodput.allocated_node_s:
         return ""
-    share = goodput_share(view)
+    share, ran = goodput_share(view), goodput.useful_node_s
     lost = sorted(goodput.lost, key=lambda one: -one.node_s)
     if not share:
-        share = f"not known without steps; its ranks ran for {goodput.useful_node_s / goodput.allocated_node_s:.1%}"
+        if not goodput.steps_unknown_node_s:  # an older coordinator has it in this category
+            ran += sum(one.node_s for one in lost if one.category == "first_step")
+            lost = [one for one in lost if one.category != "first_step"]
+        share = f"not known without steps; its ranks ran for {ran / goodput.allocated_node_s:.1%}"
     parts = [(one.category.replace("_", " "), one.node_s / goodput.allocated_node_s) for one in lost]
     named = [f"{name} {part:.1%}" for name, part in parts[:_LOSSES_SHOWN] if part >= _LEAST_SHARE]
     words = f"{share} of {duration(goodput.until_s - goodput.since_s)}"

@@ -126,3 +126,13 @@ def test_where_no_step_is_known_no_share_is_said() -> None:
     rows = [*goodput_table.goodput_lines(found, "job", 0.0, Screen(None, zone=UTC))]
     assert rows[1].split("\t")[3] == "no steps"
     assert rows[-1].startswith("no step is known of 100.0 GPU hours; ranks ran for 90.0 of them.")
+
+
+def test_what_is_not_known_of_steps_is_a_sentence_of_its_own() -> None:
+    parts = [GoodputPart(category="useful", gpu_s=5 * H), GoodputPart(category="steps_unknown", gpu_s=3 * H)]
+    row = GoodputRow(key="42", parts=[*parts, GoodputPart(category="fence", gpu_s=2 * H)], faults=2)
+    *_, summary = goodput_table.goodput_lines(goodput_table.groups([row], 0.0), "job", 0.0, Screen(None, zone=UTC))
+    assert summary == (
+        "80.0% of 10.0 GPU hours trained; 2.0 were lost, to 2 faults and to what every job needs. "
+        "No step is known of 3.0 that count as trained. Jobs waited in the queue for 0.0"
+    )

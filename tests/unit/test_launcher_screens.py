@@ -278,7 +278,8 @@ def test_before_the_first_generation_no_node_is_a_spare() -> None:
 
 def test_a_job_of_which_no_step_is_known_is_not_said_to_stand_at_step_0() -> None:
     """What it has trained, its script alone knows. For how long its ranks ran is known."""
-    spent = GoodputView(useful_node_s=940.0, allocated_node_s=1000.0, since_s=NOW - 500, until_s=NOW)
+    spent = GoodputView(allocated_node_s=1000.0, since_s=NOW - 500, until_s=NOW)
+    spent.useful_node_s = spent.steps_unknown_node_s = 940.0
     spent.lost.add(category="fence", node_s=60.0)
     recovery = RecoveryView(generation=2, action="restart in place", suspected_s=NOW - 60, running_s=NOW - 58)
     view = GangView(phase="RUNNING", generation=2, goodput=spent, recoveries=[recovery])
@@ -288,6 +289,10 @@ def test_a_job_of_which_no_step_is_known_is_not_said_to_stand_at_step_0() -> Non
     assert job_lines.goodput_words(view) == words
     assert job_lines.goodput_share(view) == ""
     assert "ranks ran again after 2 s" in job_lines.recovery_words(view, moment)
+    older = GangView(phase="RUNNING", generation=2, goodput=spent)
+    older.goodput.useful_node_s = older.goodput.steps_unknown_node_s = 0.0
+    older.goodput.lost.add(category="first_step", node_s=940.0)
+    assert job_lines.goodput_words(older) == words
     view.step = 3
     assert job_lines.goodput_words(view).startswith("94.0% of ")
     assert dict(job_lines.pace_lines(view, moment)) == {"progress": "step 3"}
