@@ -79,7 +79,7 @@ async def submit_script(options: argparse.Namespace, call: ScriptCall) -> int:
         if word.partition("=")[0] in _BEFORE_SCRIPT:
             print_note(f"muster: {word} stands behind {call.script}, so the script gets it: options stand before it")
     if options.dry_run or looked.asked.last("test-only"):
-        return await _try(_settled(looked, options), call, options)
+        return await _try(_settled(looked, call, options), call, options)
     return await _queue(looked, call, options)
 
 
@@ -121,11 +121,11 @@ async def _queue_as_it_is(
     return status
 
 
-def _settled(looked: Looked, options: argparse.Namespace) -> Supervised:
+def _settled(looked: Looked, call: ScriptCall, options: argparse.Namespace) -> Supervised:
     found = settle(looked, options, os.environ, os.getcwd())
     words = " ".join(looked.launch.words)
     shown = words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}..."
-    if not looked.asked.last("quiet"):
+    if not _is_quiet(call):
         print_note(f"muster: line {looked.launch.line} becomes the gang: {shown}")
     if looked.beside:
         print_note(
@@ -164,7 +164,7 @@ async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) 
 
     site = load_site(options)
     async with Registration(site) as registration:
-        found = await look("the job's folder", partial(_settled, looked, options))
+        found = await look("the job's folder", partial(_settled, looked, call, options))
         await _check_paths(found)
         coordinator = await registration.wait_for_answer(force=options.force)
         if options.resume:  # else a script that is queued anew starts at step 0
@@ -260,9 +260,9 @@ class _Answer:
             print(self._as_json(), flush=True)
         elif self._found.looked.asked.last("parsable"):
             print(line, end="", flush=True)
-        elif not self._found.looked.asked.last("quiet"):
+        elif not _is_quiet(self._call):
             print(f"Submitted batch job {number}" + (f" on cluster {cluster}" if cluster else ""), flush=True)
-        if not self._found.looked.asked.last("quiet"):
+        if not _is_quiet(self._call):
             self._say()
 
     def _as_json(self) -> str:
@@ -279,6 +279,11 @@ class _Answer:
         first = re.match(r"\d+", self._found.looked.asked.value("array") or "")
         it, name = (f"task {first[0]}, once it runs", f"{self.job}_{first[0]}") if first else ("it", str(self.job))
         print_note(f"muster: job {self.job}{size}. Watch {it}: muster status -f {name}")
+
+
+def _is_quiet(call: ScriptCall) -> bool:
+    """Whether sbatch would not say the job's id: --quiet in a line of the script does not count for it."""
+    return any(option.name == "quiet" for option in call.options)
 
 
 def _argv(call: ScriptCall, found: Supervised | None = None) -> list[str]:

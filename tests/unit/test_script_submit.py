@@ -176,6 +176,13 @@ def test_a_quiet_job_is_known(shell: Shell) -> None:
     assert len(list((shell.folder / "home").rglob("*.json"))) == 1
 
 
+def test_quiet_in_a_line_of_the_script_silences_nothing(shell: Shell) -> None:
+    """As sbatch, which reads it too late."""
+    (shell.folder / "train.sbatch").write_text("#!/bin/bash\n#SBATCH -N 2 --quiet\nsrun torchrun train.py\n")
+    status, out, err = shell.submit("--force", "train.sbatch")
+    assert (status, out, "becomes the gang" in err, "Watch it" in err) == (0, "Submitted batch job 42\n", True, True)
+
+
 def test_without_a_coordinator_nothing_is_queued(shell: Shell) -> None:
     status, out, err = shell.submit("train.sbatch")
     assert (status, out, shell.noted("argv"), shell.left()) == (69, "", [], [])
