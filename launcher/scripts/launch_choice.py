@@ -26,6 +26,7 @@ from muster.slurm.client.known_programs import (
     CONTAINER_OPTIONS,
     END,
     LAUNCHERS,
+    MOST_PREFIX_WORDS,
     PREFIXES,
     PYTHON,
     SHELLS,
@@ -48,8 +49,10 @@ _OPTIONS_OF_TORCHRUN = re.compile(
 )
 """What stands before its program, which is no variable."""
 _MAY_SAY_NODES = re.compile(r"nnodes|standalone|(?:^|\s)[\"'\\]*\$")
-_TIME = re.compile(r"[\d.]+[smhd]?|\"?\$.*")
-"""What may stand between a prefix and its program: of `timeout`, `nice`, `taskset`."""
+_TIME = re.compile(r"(?:[\d.]+[smhd]?|\"?\$.*)?")
+"""What may stand between a function of the script and its program."""
+_ANYTHING = re.compile(".*")
+"""Likewise of a prefix: `timeout -s INT 2h`, `taskset -c 0-7`."""
 _MOST_DEPTH = 4
 """Of variables that name variables."""
 
@@ -161,7 +164,7 @@ def _of_command(command: ShellCommand, why: str, script: Script, each: int) -> C
 
 def _takes_size_of_job(command: ShellCommand, script: Script) -> bool:
     """Whether the command is an srun without options of size, as far as is known before the script runs."""
-    srun = _srun(_resolved(command.text, script.values))
+    srun = srun_words(_resolved(command.text, script.values))
     return _is_srun(command, script) and not srun.has(*_SIZE) and "$" not in "".join(srun.command[:1])
 
 
@@ -176,7 +179,7 @@ def _refuse(command: ShellCommand, problem: str, instead: str) -> Choice:
 def _container(command: ShellCommand, script: Script) -> str:
     """What starts a container; empty: nothing does, as far as is known before the script runs."""
     whole = _resolved(command.text, script.sure)
-    option = next((option.name for option in _srun(whole).options if option.name in CONTAINER_OPTIONS), "")
+    option = next((option.name for option in srun_words(whole).options if option.name in CONTAINER_OPTIONS), "")
     return container(whole) or (option and f"--{option}")
 
 
@@ -186,7 +189,7 @@ def _why(command: ShellCommand, script: Script, nodes: int | None, wrapper: Call
         is_launch = _starts_srun(command) or (nodes == 1 and _alone(command, script))
         return BY_LAUNCHER if is_launch else ""
     whole = _resolved(command.text, script.values)
-    srun = _srun(whole)
+    srun = srun_words(whole)
     named = srun.value("nodelist")
     by_name = named is not None and not _OWN_NODES.match(named) and not (command.in_loop and command.in_background)
     if nodes != 1 and (by_name or "1" in (srun.value("nodes"), srun.value("ntasks"))):
@@ -207,7 +210,7 @@ def _is_training(command: ShellCommand) -> bool:
 
 
 def _size(command: ShellCommand) -> list[str | None]:
-    return [_srun(command.text).value(name) for name in _SIZE]
+    return [srun_words(command.text).value(name) for name in _SIZE]
 
 
 def _alone(command: ShellCommand, script: Script) -> str:
@@ -231,21 +234,29 @@ def _is_srun(command: ShellCommand, script: Script) -> bool:
 def _first_program(words: list[str], script: Script) -> str:
     """The program that a command starts, behind `exec`, `time` and their kin, functions of the script
     (`run srun ...`), and in a variable's text."""
-    behind_prefix = False
+    passes, passed = None, 0
     for word in words:
         text = word
         if word.startswith(("$", '"$')):
             text = next(iter(_resolved(word, script.values).strip("\"'(").split()), "")
-        if text.rpartition("/")[2] in PREFIXES or text in script.functions:
-            behind_prefix = True
-        elif (
-            not (behind_prefix and (not text or _TIME.fullmatch(text))) and not text.startswith("-") and "=" not in text
-        ):
+        if text.rpartition("/")[2] in PREFIXES:
+            passes = _ANYTHING
+        elif text in script.functions:
+            passes = passes or _TIME
+        elif text.startswith("-") or "=" in text:
+            continue
+        elif passes and passes.fullmatch(text) and passed < MOST_PREFIX_WORDS and not _starts_gang(text):
+            passed += 1
+        else:
             return text
     return ""
 
 
-def _srun(whole: str) -> SrunWords:
+def _starts_gang(program: str) -> bool:
+    return program.rpartition("/")[2] == "srun" or _starts_ranks(program)
+
+
+def srun_words(whole: str) -> SrunWords:
     """The words of a call of srun. An option of a plug-in is taken for one that has no value in the next word."""
     found, of_plugins = _SRUN.search(whole), dict[str, bool]()
     words = [re.sub("[\"']", "", word) for word in _WORD.findall(whole[found.end() :] if found else whole)]

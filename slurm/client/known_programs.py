@@ -15,6 +15,8 @@ PREFIXES = frozenset(
     ("builtin", "command", "env", "eval", "exec", "nice", "nohup", "numactl", "stdbuf", "taskset", "time", "timeout")
 )
 """Programs that start the program which their arguments name."""
+MOST_PREFIX_WORDS = 12
+"""Words before the program itself that are looked at: `env A=1 numactl --membind=0 python`."""
 LAUNCHERS = re.compile(
     rf"{BEGIN}(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate-launch|accelerate\s+launch"
     rf"|accelerate\.commands\.launch|muster\s+run){END}"

@@ -19,6 +19,7 @@ from string import Template
 from muster.slurm.client.known_programs import (
     CONTAINER_OPTIONS,
     LAUNCHERS,
+    MOST_PREFIX_WORDS,
     PREFIXES,
     PYTHON,
     SHELLS,
@@ -33,8 +34,6 @@ _NO_LAUNCH = ("help", "usage", "version", "test-only", "pty", "multi-prog", "het
 """Options of calls that train nothing, or that no gang can stand for."""
 _NEXT_PROGRAM = ":"
 """A word of srun alone, behind which another program with options of its own begins."""
-_MOST_PREFIX_WORDS = 12
-"""Words before the program itself that are looked at: `env A=1 numactl --membind=0 python`."""
 
 
 class Kind(Enum):
@@ -172,7 +171,7 @@ def _text(command: Sequence[str], environ: Mapping[str, str], text_of: Callable[
 def _written(command: Sequence[str], text_of: Callable[[str], str]) -> str:
     """The words, and the text of a script that they name."""
     own = " ".join(command)
-    for at, word in enumerate(command[:_MOST_PREFIX_WORDS]):
+    for at, word in enumerate(command[:MOST_PREFIX_WORDS]):
         if _name(word) in SHELLS:
             rest = [one for one in command[at + 1 :] if not one.startswith("-")]
             is_text = any(re.fullmatch(r"-\w*c", one) for one in command[at + 1 : at + 4])
