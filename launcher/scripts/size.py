@@ -13,10 +13,12 @@ from muster.launcher.errors import WrongInput
 from muster.launcher.scripts.asked import NOTHING, Asked, Given
 from muster.slurm.client.parsing import hostlist
 from muster.slurm.client.sbatch_options import SbatchOption
+from muster.slurm.client.srun_options import SrunWords
 
 _COUNT = re.compile(r"(\d+)([kKmM]?)(?:-(\d+)([kKmM]?))?")
 _TIMES = {"": 1, "k": 1024, "m": 1024 * 1024}
 _GPUS = re.compile(r"((?:[^:,]+:)*)(\d+)")
+_SAYS_NOTHING = SrunWords((), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,13 @@ def likely_nodes(asked: Asked) -> int | None:
         return None
 
 
-def tasks_per_node(asked: Asked) -> int:
-    """Tasks on each node of an srun that does not say how many, as far as it is known."""
-    tasks, nodes = _number(asked, "ntasks"), likely_nodes(asked)
-    return tasks // nodes if tasks and nodes else _number(asked, "ntasks-per-node") or 1
+def tasks_per_node(asked: Asked, srun: SrunWords = _SAYS_NOTHING) -> int:
+    """Tasks on each node of an srun; 0: nothing says it. `srun`: its own options, which come first."""
+    nodes = _whole(srun.value("nodes")) or likely_nodes(asked)
+    tasks, each = _whole(srun.value("ntasks")), _whole(srun.value("ntasks-per-node"))
+    if not tasks and not each:
+        tasks, each = _number(asked, "ntasks"), _number(asked, "ntasks-per-node")
+    return tasks // nodes if tasks and nodes else each or 0
 
 
 def _derived(asked: Asked) -> int | None:
@@ -155,8 +160,11 @@ def _expanded(listed: str) -> tuple[str, ...]:
 
 
 def _number(asked: Asked, name: str) -> int | None:
-    value = asked.value(name)
-    return int(value) if value and value.isdecimal() else None
+    return _whole(asked.value(name))
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and len(text) < 10 and text.isdecimal() else None
 
 
 def _gpus(value: str | None) -> int | None:

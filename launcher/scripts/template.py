@@ -11,12 +11,15 @@ from pydantic import ValidationError
 
 from muster.launcher.errors import WrongInput
 from muster.launcher.scripts.asked import NOTHING, Asked
-from muster.launcher.scripts.size import size_of
+from muster.launcher.scripts.launch_choice import srun_words
+from muster.launcher.scripts.size import size_of, tasks_per_node
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.flags import chosen, with_texts
 from muster.launcher.spec.spec import Job
 from muster.launcher.submission.job_message import job_message
 from muster.slurm.client import names
+from muster.slurm.client.known_programs import before_program
+from muster.slurm.client.launch_settings import BY_SRUN
 
 if TYPE_CHECKING:
     from muster.launcher.scripts.plan import Looked
@@ -104,13 +107,17 @@ def job_name(name: str) -> str:
 
 def _ranks_per_node(looked: Looked) -> int:
     """How many ranks the launch seems to start on each node; 0: nothing says it. The launch itself knows."""
-    said = (
-        _OF_LAUNCHER.search(" ".join(looked.launch.words)),
-        _COUNT.search(looked.asked.value("ntasks-per-node") or ""),
+    words = " ".join(looked.launch.words)
+    if said := _OF_LAUNCHER.search(words):
+        return int(said[1])
+    tasks = tasks_per_node(looked.asked, srun_words(words))
+    if tasks > 1 or (tasks and looked.launch.why == BY_SRUN and "$" not in before_program(words)):
+        return tasks
+    gpus = (
         _COUNT.search(looked.asked.value("gpus-per-node") or ""),
         _GPUS.search(looked.asked.value("gres") or ""),
     )
-    return next((int(found[1]) for found in said if found and int(found[1]) > 1), 0)
+    return next((int(found[1]) for found in gpus if found), 0)
 
 
 def _trains_to_the_limit(asked: Asked, job: Job) -> bool:

@@ -144,21 +144,26 @@ def test_a_script_trains_to_its_time_limit_unless_an_earlier_stop_saves_somethin
 @pytest.mark.parametrize(
     ("options", "launch", "ranks"),
     [
-        ("--ntasks-per-node=1", "--nproc_per_node 8", 8),
-        ("--ntasks-per-node=4 --gpus-per-node=8", "--nproc-per-node=$N", 4),
-        ("--ntasks-per-node=1 --gpus-per-node=a100:8", "", 8),
-        ("--gres=shard:2,gpu:a100:8", "", 8),
-        ("--ntasks-per-node=1 --gres=gpu", "", 0),
+        ("--ntasks-per-node=1", "torchrun --nproc_per_node 8", 8),
+        ("--ntasks-per-node=1 --gpus-per-node=a100:8", "torchrun --nproc-per-node=$N", 8),
+        ("--gres=shard:2,gpu:a100:8", "torchrun", 8),
+        ("--ntasks-per-node=1 --gres=gpu", "torchrun", 0),
+        ("--gpus-per-node=8", "torchrun --nproc-per-node=1", 0),
+        ("--ntasks=16", "python", 8),
+        ("--ntasks-per-node=4 --gpus-per-node=8", "--ntasks-per-node=8 python", 8),
+        ("--gpus-per-node=4", "-n 16 python", 8),
+        ("--gpus-per-node=8", "--ntasks-per-node=1 python", 0),
+        ("--ntasks-per-node=1 --gpus-per-node=8", "--ntasks-per-node=$N python", 8),
     ],
 )
 def test_degrees_of_parallelism_are_checked_for_the_ranks_that_a_script_names(
     options: str, launch: str, ranks: int, shell: Shell
 ) -> None:
-    keys = "#MUSTER --tensor=8 --elastic" if ranks == 8 else "#MUSTER --tensor=8"
-    text = f"#!/bin/bash\n#SBATCH -N 2 {options}\n{keys}\nsrun torchrun {launch} train.py\n"
+    text = f"#!/bin/bash\n#SBATCH -N 2 {options}\n#MUSTER --tensor=8 --elastic\nsrun {launch} train.py\n"
     (shell.folder / "train.sbatch").write_text(text)
     status, _, err = shell.submit("--force", "train.sbatch")
     assert status == (0 if ranks else 64), err
+    assert "not supervised" not in err
     assert ("say with --ranks-per-node=N how many ranks" in err) == (not ranks)
 
 
