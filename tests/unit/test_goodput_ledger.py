@@ -160,15 +160,27 @@ def test_of_a_script_that_says_no_step_the_time_in_which_all_ranks_ran_is_told_a
     job.start(110, 1, "ab")
     job.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), 112)
     assert sums(job.ledger.unsettled(212))[Category.STEPS_UNKNOWN] == 200
-    job.crash(314, 1, step=0, suspected_at=312)
-    job.start(320, 2, "ab", fenced_at=315)
-    job.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), 323)
-    job.end(1123, step=0)
+    job.crash(4014, 1, step=0, suspected_at=4012)
+    job.start(4020, 2, "ab", fenced_at=4015)
+    job.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), 4023)
+    job.end(4823, step=0)
     parts = by_category(one for one in job.ledger.take() if one.since >= 110)
     assert parts == {
-        "rendezvous": 4 + 6, "steps_unknown": 400 + 1600, "detect": 4, "fence": 2, "place": 10, "spare": 1013,
+        "rendezvous": 4 + 6, "steps_unknown": 7800 + 1600, "detect": 4, "fence": 2, "place": 10, "spare": 4713,
         "start": 12,
     }  # fmt: skip
+
+
+def test_a_rank_that_fails_soon_and_before_any_step_has_not_trained() -> None:
+    """It may be the library's, and compile. A lost node says nothing of the script."""
+    job = Job()
+    for generation, since, node in ((1, 110, ""), (2, 920, ""), (3, 1820, "b")):
+        job.start(since, generation, "ab", fenced_at=since)
+        job.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), since + 2)
+        job.crash(since + 802, generation, step=0, suspected_at=since + 802, node=node)
+    job.end(2622, step=0)
+    parts = sums(job.ledger.take())
+    assert (parts[Category.FIRST_STEP], parts[Category.STEPS_UNKNOWN]) == (3200, 1600)
 
 
 def test_time_before_the_first_step_is_lost_once_a_step_is_known() -> None:

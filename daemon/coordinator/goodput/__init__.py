@@ -2,5 +2,5 @@
 
 Pure: whoever has facts with their times gets the account, from a running coordinator or from a journal alone.
 
-May import: `checkpoint.format`, `daemon.coordinator.core.state`.
+May import: `checkpoint.format`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`.
 """

@@ -14,6 +14,7 @@ from muster.checkpoint.format.folder_names import parse_path
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.turn.state_updates import LONG_RUN_S
 from muster.daemon.coordinator.goodput.faults import FaultFinder
 from muster.daemon.coordinator.goodput.generation_account import (
     Debt,
@@ -26,7 +27,7 @@ from muster.daemon.coordinator.goodput.generation_account import (
     trained,
 )
 from muster.daemon.coordinator.goodput.held_nodes import HeldNodes
-from muster.daemon.coordinator.goodput.intervals import Category, Interval, Measured, Wait
+from muster.daemon.coordinator.goodput.intervals import Category, FaultKind, Interval, Measured, Wait
 
 SETTLING = (facts.GenerationFenced, facts.PhaseChanged, facts.GangEnded, facts.JobRestarted)
 """Facts that may end a generation: what is measured of it is given to its ledger before."""
@@ -228,7 +229,8 @@ class Ledger:
         slices = split(self._slices, fact.suspected_at, Category.DETECT)
         self._slices = [one for one in slices if one.until <= fact.suspected_at]
         detected = slices[len(self._slices) :]
-        self._settle(_reached(fact.progress) or fact.step_before)
+        crashed = self._faults.current is not None and self._faults.current.kind is FaultKind.CRASH
+        self._settle(_reached(fact.progress) or fact.step_before, crashed=crashed)
         self._slices, self._waits_since = detected, self._at
         self._stage = Category.FENCE
 
@@ -250,9 +252,10 @@ class Ledger:
         self._held.carry(seats)
         self._stage = Category.RENDEZVOUS
 
-    def _settle(self, reached: int) -> None:
+    def _settle(self, reached: int, *, crashed: bool = False) -> None:
         """Classify what has happened since the last time. A generation that ran is over: it came to step `reached`, or
-        nobody knows how far."""
+        nobody knows how far. `crashed`: a rank has ended by itself. If that is soon, its script may never have trained.
+        """
         run, self._run = self._run, None
         slices, self._slices = self._slices, []
         if run is None:
@@ -261,7 +264,9 @@ class Ledger:
         if run.first_step_at is None and run.measured.first_at and not self._has_stepped:
             slices, self._logged = from_first_number(slices, run), run.measured.step
             reached = max(reached, self._logged)
+        soon = bool(slices) and slices[-1].until - slices[0].since < LONG_RUN_S
         stepless = not self._has_stepped and run.first_step_at is None and run.restored is None
+        stepless = stepless and not (crashed and soon)
         self._settled += trained(slices, run, max(reached, run.first_step), stepless=stepless)
         if run.first_step_at is not None:
             self._reached = max(reached, run.first_step)
