@@ -131,6 +131,7 @@ async def _launch(options: argparse.Namespace, spec: JobSpec, site: Site) -> int
     """Run the command with which a user's own script launches, and what its launcher hands over."""
     own = _identity(options)
     environment = rank_environment.without_agent_settings(_given_environment())
+    _on_end(lambda: None)  # a signal that comes while the command starts is looked at after that
     task = Task.start(options.words, rank_environment.task_environment(environment, tuple(spec.own_nodes), own.node))
     if isinstance(task, int):
         return task

@@ -25,6 +25,8 @@ ALLOWED = {
     "daemon/agent/batch/srun.py": KERNEL,
     "daemon/agent/launch/output_file.py": "the output of the user's own job, which exists and is no link",
     "daemon/agent/launch/output_target.py": "the files that --output of the user's own srun names",
+    "daemon/agent/launch/user_path/launcher_fork.py": "/dev/null, and open descriptors",
+    "daemon/agent/launch/user_path/sitecustomize.py": KERNEL,
     "daemon/agent/launch/task_binding.py": "devices, and a private file that the launch has written",
     "daemon/agent/start_checks/node_problems.py": "makes durable_dir, which the user names",
     "daemon/agent/start_checks/shared_folder.py": "makes what the user names; believes only this user's file",
