@@ -250,10 +250,12 @@ class Agent:
         await self._supervisor.stop()
         if self._output is not None:
             self._output.note(self._supervisor.outcomes())
-            await asyncio.to_thread(self._output.close)
         last = self._handover.deposit() if ending.keep_memory else self._handover.withdraw()
         await _within(_HANDOVER_TIMEOUT_S, last)
         await _within(_CLOSE_TIMEOUT_S, self._training.close())
+        # Behind what SIGKILL must not lose: this lasts for as long as somebody reads.
+        if self._output is not None:
+            await asyncio.to_thread(self._output.close)
         status = "FAILED" if ending.exit_code else "FINISHED"
         await self._live.close(status if ending.job_over else "")
         # The end of the process closes these as well, so none of them may delay the exit.

@@ -281,6 +281,30 @@ async def test_an_agent_deposits_its_memory_if_the_job_is_requeued(
     assert await train(gang, 2) == origin
 
 
+def read_all(reader: int) -> bytes:
+    os.set_blocking(reader, True)
+    with open(reader, "rb") as output:
+        return output.read()
+
+
+async def test_memory_is_deposited_before_the_rest_of_the_output_is_read(
+    gang: Gang, kept_memory: KeptMemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gang.folder / "environment").write_bytes(b"PATH=/bin:/usr/bin\0")
+    monkeypatch.setenv("MUSTER_RANK_ENVIRONMENT", str(gang.folder / "environment"))
+    os.mkfifo(gang.folder / "n0.out")
+    reader = os.open(gang.folder / "n0.out", os.O_RDONLY | os.O_NONBLOCK)
+    gang.coordinator.order(Order(duty=DUTY_HOLD))
+    script = RANK.replace("    rank.layout", "    print('x' * (1 << 17), flush=True)\n    rank.layout")
+    await gang.start(1, sys.executable, gang.script(script), memory_checkpoint=True)
+    await train(gang, 1)
+    gang.coordinator.order(Order(duty=DUTY_EXIT, reason="preempted", requeued=True))
+    while not kept_memory.kept():  # noqa: ASYNC110 - the agent tells nobody any more
+        await asyncio.sleep(0)
+    assert await asyncio.to_thread(read_all, reader) == gang.log(0, 1).read_bytes()
+    assert await gang.exit_code("n0") == 0
+
+
 async def test_an_agent_that_ends_without_an_order_deposits_its_memory(gang: Gang) -> None:
     await start_run(gang)
     await train(gang, 1)
