@@ -7,6 +7,7 @@ import tty
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -166,6 +167,34 @@ def test_a_reader_who_stops_keeps_nobody_but_the_copy_waiting(copy: Copy) -> Non
     assert os.read(reader, size) == b"." * size
     output.close()
     assert os.read(reader, size) == b"one\ntwo\n"
+
+
+def test_a_slow_reader_gets_all_that_is_left(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    size, join = fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ), Thread.join
+    text, seen = b"".join(b"%07d\n" % number for number in range(2 * CHUNK_BYTES // 8)), bytearray()
+
+    def slow_join(thread: Thread, _: float) -> None:
+        """What is read until the patience of `close` ends: less than what is copied in one turn."""
+        end = len(seen) + 3 * size
+        while thread.is_alive() and len(seen) < end:
+            try:
+                seen.extend(os.read(reader, size))
+            except BlockingIOError:
+                join(thread, 0.01)
+
+    monkeypatch.setattr(Thread, "join", slow_join)
+    output = copy.output_to(writer)
+    copy.log(text)
+    output.note([ENDED])
+    output.start()
+    output.close()
+    os.close(writer)
+    assert not caplog.text
+    assert bytes(seen) + os.read(reader, size) == text
 
 
 def test_the_first_failure_of_a_generation_is_told_as_torchrun_tells_it(copy: Copy, tmp_path: Path) -> None:

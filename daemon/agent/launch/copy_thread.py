@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 
+from muster.daemon.agent.launch.output_target import OutputTarget
+
 _CLOSE_S = 20.0
 """Seconds without any progress after which the rest is not copied: nobody reads it."""
 log = logging.getLogger(__name__)
@@ -15,12 +17,12 @@ class CopyThread:
 
     Args:
         poll_s: seconds to wait when there was nothing to copy.
+        target: where it goes.
     """
 
-    def __init__(self, name: str, poll_s: float) -> None:
-        self._poll_s = poll_s
+    def __init__(self, name: str, poll_s: float, target: OutputTarget) -> None:
+        self._poll_s, self._target = poll_s, target
         self._ending = threading.Event()
-        self._turns = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def copy_once(self) -> bool:
@@ -35,8 +37,8 @@ class CopyThread:
         """All ranks have ended: copy what is left, for as long as somebody reads it."""
         self._ending.set()
         before = -1
-        while self._thread.is_alive() and before != self._turns:
-            before = self._turns
+        while self._thread.is_alive() and before != self._target.writes:
+            before = self._target.writes
             self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
             log.error("nobody has read the output for %d s: its end is in the logs of the ranks alone", _CLOSE_S)
@@ -45,7 +47,7 @@ class CopyThread:
         """Copy what is left, in the thread of the caller."""
         self._ending.set()
         while self.copy_once():
-            self._turns += 1
+            pass
 
     def _run(self) -> None:
         while not self._ending.wait(0 if self.copy_once() else self._poll_s):

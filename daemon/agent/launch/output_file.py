@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from muster.daemon.agent.launch.copy_thread import CopyThread
-from muster.daemon.agent.launch.output_target import OutputTarget, write_all
+from muster.daemon.agent.launch.output_target import OutputTarget
 from muster.daemon.host import rank_log_files
 
 _CHUNK_BYTES = 1 << 20
@@ -38,8 +38,8 @@ class OutputFile(CopyThread):
     """
 
     def __init__(self, run_dir: str, gang: str, node: str, target: OutputTarget) -> None:
-        super().__init__("muster-output-file", _POLL_S)
-        self._run_dir, self._gang, self._target = run_dir, gang, target
+        super().__init__("muster-output-file", _POLL_S, target)
+        self._run_dir, self._gang = run_dir, gang
         words = f"muster: the script's node {target.script_node} is lost: {node} goes on with the output of ranks\n"
         self._mark = words.encode()
         self._offsets: dict[_Key, int] = {}
@@ -75,7 +75,7 @@ class OutputFile(CopyThread):
                     front = _LABEL.sub(b"", self._target.front(key[1]))
                     self._offsets[key] = _copied(path, lines, status.st_mtime, front)
             cut_off = known and not known.endswith(b"\n")
-            write_all(self._output, b"\n" + self._mark if cut_off else self._mark)
+            self._target.write_all(self._output, b"\n" + self._mark if cut_off else self._mark)
         except OSError:  # the logs of ranks have all of it
             self._output = -1
 
@@ -108,7 +108,7 @@ class OutputFile(CopyThread):
         if has_ended and not whole:
             self._ended.add(key)
             whole = data and data + b"\n"
-        write_all(self._output, self._target.labelled(key[1], whole))
+        self._target.write_all(self._output, self._target.labelled(key[1], whole))
         return bool(whole)
 
 

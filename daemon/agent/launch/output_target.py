@@ -16,6 +16,8 @@ from muster.v1.common_pb2 import JobSpec
 
 _NEW_FILE = 0o666
 """The umask takes away from it, as from a file of srun."""
+_MOST_AT_ONCE = 1 << 16
+"""Bytes of one write: whole lines, if they fit. A write to a pipe returns when all of it has been taken."""
 
 
 class OutputTarget:
@@ -24,6 +26,8 @@ class OutputTarget:
     Args:
         shown: how the launcher would show its ranks.
         stdout, stderr: descriptors.
+
+    writes: it grows while somebody reads.
     """
 
     def __init__(self, spec: JobSpec, node: str, shown: Shown, stdout: int = 1, stderr: int = 2) -> None:
@@ -34,6 +38,7 @@ class OutputTarget:
         self._patterns = file_patterns.of_step(os.environ)
         self._files: dict[str, int] = {}
         self._open = True
+        self.writes = 0
         self.script_node = next(iter(spec.own_nodes), "")
 
     @property
@@ -69,19 +74,28 @@ class OutputTarget:
             return
         try:
             to = self._file_of(self._output.of_rank, generation, rank, self._stdout)
-            write_all(to, self.labelled(rank, lines))
+            self.write_all(to, self.labelled(rank, lines))
         except OSError as error:
             self.close()
             what = f"{error.filename or self._output.of_rank or 'stdout'}: {error.strerror}"
             with suppress(OSError):
                 words = f"muster-agent: the output of ranks goes to their logs alone: {what}\n"
-                write_all(self._stderr, words.encode())
+                self.write_all(self._stderr, words.encode())
 
     def tell(self, generation: int, rank: int, words: str) -> None:
         """Say how a rank has failed. The status of the job says it, too."""
         with suppress(OSError):
             to = self._file_of(self._output.error_of_rank, generation, rank, self._stderr)
-            write_all(to, f"{words}\n".encode())
+            self.write_all(to, f"{words}\n".encode())
+
+    def write_all(self, descriptor: int, data: bytes) -> None:
+        """Write all of `data`. Raises OSError."""
+        start = 0
+        while start < len(data):
+            end = min(start + _MOST_AT_ONCE, len(data))
+            end = data.rfind(b"\n", start, end) + 1 or end
+            start += os.write(descriptor, memoryview(data)[start:end])
+            self.writes += 1
 
     def close(self) -> None:
         """Write no line any more: nobody reads it."""
@@ -99,12 +113,6 @@ class OutputTarget:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | anew
             self._files[path] = os.open(path, flags, _NEW_FILE)
         return self._files[path]
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of `data`. Raises OSError."""
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def _coloured(rank: int) -> str:

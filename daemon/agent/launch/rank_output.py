@@ -28,8 +28,8 @@ class RankOutput(CopyThread):
     """The output of the ranks of one node."""
 
     def __init__(self, run_dir: str, gang: str, node: str, target: OutputTarget) -> None:
-        super().__init__("muster-output", _POLL_S)
-        self._run_dir, self._gang, self._node, self._target = run_dir, gang, node, target
+        super().__init__("muster-output", _POLL_S, target)
+        self._run_dir, self._gang, self._node = run_dir, gang, node
         self._outcomes: dict[_Key, Outcome] = {}
         self._files: dict[_Key, _Followed] = {}
         self._copied: set[_Key] = set()
