@@ -57,6 +57,14 @@ async def test_a_killed_rank_has_told_what_it_imports(harness: Harness) -> None:
     assert "slow" in (await harness.until("imported"))["words"]
 
 
+async def test_what_a_library_only_looks_for_is_not_imported(harness: Harness) -> None:
+    """As transformers looks for tensorflow."""
+    slow = "import importlib.util; importlib.util.find_spec('inner'); import bad"
+    start(harness, "import slow", slow=slow, inner="", bad="")
+    await harness.run()
+    assert [word for word in (await harness.until("imported"))["words"] if word[-1:] != "="] == ["slow", "bad"]
+
+
 async def test_a_rank_that_looks_in_each_step_for_a_module_that_is_not_there(harness: Harness) -> None:
     """As accelerate's optimizer does."""
     step = "\ntry:\n    import nowhere\nexcept ImportError:\n    time.sleep(0.1)\n".replace("\n", "\n    ")
@@ -112,16 +120,18 @@ async def test_packages_of_pip_install_target_are_learned_and_what_lies_beside_t
     monkeypatch.setenv(
         "PYTHONPATH", f"{harness.folder}/site-packages:{harness.folder}/no_such_folder:{harness.folder}/pip/"
     )
-    (harness.folder / "pip" / "slow-1.0.dist-info").mkdir(parents=True)
-    (harness.folder / "pip" / "slow").mkdir()
+    for name in ("slow-1.0.dist-info", "quick-1.0.dist-info", "no_record-1.0.dist-info", "slow"):
+        (harness.folder / "pip" / name).mkdir(parents=True)
+    harness.script("quick\n", "pip/quick-1.0.dist-info/top_level.txt")
+    harness.script("", "pip/quick.py")
     harness.script("slow/__init__.py,sha256=x,12\nslow-1.0.dist-info/RECORD,,\n", "pip/slow-1.0.dist-info/RECORD")
     harness.script("import inner", "pip/slow/__init__.py")
     harness.script("", "pip/helper.py")
-    start(harness, SHOW + "import slow\nimport helper\n", inner="")
+    start(harness, SHOW + "import slow, quick\nimport helper\n", inner="")
     assert await harness.run() == (0, "[]\n")
     words = (await harness.until("imported"))["words"]
-    assert [word for word in words if word[-1:] != "="] == ["slow", "inner", "helper"]
-    assert await learn(harness, *words) == ["slow"]
+    assert [word for word in words if word[-1:] != "="] == ["slow", "inner", "quick", "helper"]
+    assert await learn(harness, *words) == ["slow", "quick"]
 
 
 async def test_a_rank_starts_while_a_module_is_tried(harness: Harness) -> None:

@@ -2,8 +2,8 @@
 
 The rank writes words into it, in the order in which they count: the name of a module that the script imports itself, or
 of a package that one of these imports; or `NAME=` for a variable of its environment that from there on is not what the
-zygote has. No descriptor is open for
-that in the user's process, and no thread runs there. Standard library and syntax of Python 3.9.
+zygote has. No descriptor is open for that in the user's process, and no thread runs there. Standard library and syntax
+of Python 3.9.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import os
 import struct
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 MOST_BYTES = 16384
 """Of the words of one rank. What comes later is not seen."""
 _HEAD = struct.Struct("<II")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _TARGETS: dict[str, frozenset[str]] = {}
-"""Folders of PYTHONPATH that `pip install --target` has filled, with the files and folders there that pip knows."""
+"""Folders of PYTHONPATH that `pip install --target` has filled, with the modules there that pip knows."""
 
 
 def find_targets(python_path: str) -> None:
@@ -37,8 +38,17 @@ def find_targets(python_path: str) -> None:
 def _recorded(folder: str) -> Iterator[str]:
     for name in os.listdir(folder):
         if name.endswith(".dist-info"):
-            with open(os.path.join(folder, name, "RECORD"), encoding="utf-8", errors="replace") as record:
-                yield from (line.partition(",")[0].partition("/")[0] for line in record)
+            yield from _top_names(os.path.join(folder, name))
+
+
+def _top_names(package: str) -> set[str]:
+    """top_level.txt is short, but not every package has it. RECORD has a line for each file."""
+    for file in ("top_level.txt", "RECORD"):
+        with suppress(OSError), open(os.path.join(package, file), encoding="utf-8", errors="replace") as lines:
+            paths = (line.partition(",")[0].partition("/")[0] for line in lines)
+            if names := {path.partition(".")[0].strip() for path in paths} - {""}:
+                return names
+    return set()
 
 
 def is_installed(file: str) -> bool:
@@ -46,7 +56,7 @@ def is_installed(file: str) -> bool:
     if file.startswith(_STANDARD_LIBRARY) or "/site-packages/" in file or "/dist-packages/" in file:
         return True
     return any(
-        file.startswith(folder) and file[len(folder) :].partition(os.sep)[0] in names
+        file.startswith(folder) and file[len(folder) :].partition(os.sep)[0].partition(".")[0] in names
         for folder, names in _TARGETS.items()
     )
 
@@ -85,8 +95,8 @@ class _Recorder:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Write `name` down if the script imports it. What installed modules import comes with them; but one that must
         be left to the script may be slow because of packages that can do no harm."""
-        if os.getpid() != self._pid:
-            return  # a worker of the rank
+        if os.getpid() != self._pid or _is_question():
+            return  # a worker of the rank, or nobody imports
         self._sought.add(name)
         if _is_package(name) or not _is_nested():
             for changed in self._changed_variables():
@@ -110,6 +120,12 @@ class _Recorder:
 def _is_package(name: str) -> bool:
     """Whether `name` is the first name of something outside of the standard library. Python 3.9 doesn't say so."""
     return "." not in name and name not in getattr(sys, "stdlib_module_names", (name,))
+
+
+def _is_question() -> bool:
+    """Whether somebody asks if a module is there (importlib.util.find_spec), as transformers does for tensorflow."""
+    frame = sys._getframe(2).f_back
+    return frame is not None and frame.f_globals.get("__name__") == "importlib.util"
 
 
 def _is_nested() -> bool:
