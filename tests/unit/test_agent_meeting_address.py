@@ -23,6 +23,11 @@ from muster.v1.common_pb2 import JobSpec
         (["python", "train.py", "--tracking-uri=tcp://mlflow:5000", "tcp://n0.site:29500"], "tcp://n0.site:29500"),
         (["python", "train.py", "dist.init_method=tcp://gpu1-ib:6000"], "tcp://gpu1-ib:6000"),
         (["python", "train.py", "--init-method=tcp://[fd00::7]:6000"], "tcp://[fd00::7]:6000"),
+        (["python", "main.py", "tcp://10.0.0.5:23456"], "tcp://10.0.0.5:23456"),
+        (["python", "main.py", "--url", "tcp://[fd00::7]:6000"], "tcp://[fd00::7]:6000"),
+        (["python", "main.py", "--address", "tcp://n0-ib:29500"], "tcp://n0-ib:29500"),
+        (["python", "main.py", "tcp://n0i.site:29500"], "tcp://n0i.site:29500"),
+        (["python", "main.py", "--url", "tcp://n01:29500", "tcp://10.log.site:1", "tcp://my-n0:1"], ""),
         (["python", "train.py", '{"rdzv": "tcp://10.0.0.7:1"}'], "tcp://10.0.0.7:1"),
     ],
 )

@@ -78,7 +78,7 @@ class RankSupervisor:
         places: RankPlaces | None = None,
     ) -> None:
         self._places = places or RankPlaces(job.node)
-        self._job = job
+        self._job, self._opens_store = job, job.opens_store
         self._rank_socket = rank_socket
         self._changed = changed
         self._zygotes = LocalZygotes(
@@ -218,7 +218,7 @@ class RankSupervisor:
         rank.forked = True
         zygote.children[rank.id.key] = rank
         # Only rank 0's node holds the store; other ranks are clients.
-        hosted = self.store.hosted if self.store is not None else zygote.handle.has_torch and not self._job.opens_store
+        hosted = self.store.hosted if self.store is not None else zygote.handle.has_torch and not self._opens_store
         libuv = zygote.handle.has_libuv or not zygote.handle.has_torch
         environment = rank_environment.environment_of_rank(
             self._job.zygote_spec.environment,
@@ -263,9 +263,9 @@ class RankSupervisor:
             return
         ready = [zygote for zygote in self._zygotes.all if zygote.ready.is_set() and zygote.handle is not None]
         host = next((zygote for zygote in ready if zygote.handle is not None and zygote.handle.has_torch), None)
-        if hosted and not self._job.opens_store and host is not None and host.handle is not None:
+        if hosted and not self._opens_store and host is not None and host.handle is not None:
             host.children[store.key] = store
             host.handle.open_store(store.key, sorted(self._ports))
-        elif ready or self._job.opens_store:  # then nobody need wait for imports
+        elif ready or self._opens_store:  # then nobody need wait for imports
             store.reserve(self._ports)
             self._ports.add(store.port)

@@ -13,11 +13,13 @@ _TCP = "tcp://"
 """How init_process_group writes an address (init_method)."""
 _ADDRESS = re.compile(
     r"(?:--master[-_]addr(?:ess)?[= ]|\bMASTER_ADDR=)[\"']?(?P<master>[\w.-]+)"
-    rf"|(?:(?P<name>[\w.-]+)[\"']?[=: ]\s*)?[\"']?{_TCP}(?P<host>\[[^\s\]]+\]|[^\s\"':/]+)(?P<port>:\d+)?"
+    rf"|(?:(?<![\w.-])(?P<name>[\w.-]+)[\"']?[=: ]\s*)?[\"']?{_TCP}(?P<host>\[[^\s\]]+\]|[^\s\"':/]+)(?P<port>:\d+)?"
 )
 _MEETING = re.compile(r"(?:^|[-_.])(?:init|dist|distributed|ddp|rdzv|rendezvous|master)(?=$|[-_.])", re.IGNORECASE)
 """In the name of an option or of a variable that says where ranks meet."""
 _LOCAL = re.compile(r"localhost$|127\.")
+_LITERAL = re.compile(r"\[|\d+(?:\.\d+){3}$")
+"""An IP address. No node's name tells whether it is one of the job's, and ranks wait in vain if that is missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +38,24 @@ class MeetingAddress:
 
 
 def find(command: Sequence[str], hosts: Collection[str]) -> Iterator[MeetingAddress]:
-    """The addresses in a command. Any other tcp:// is left out: it may be that of a data base or a log server.
+    """The addresses in a command. A tcp:// with another name is left out: it may be that of a data base or a log.
 
     Args:
-        hosts: nodes of the job.
+        hosts: nodes of the job. An interface of one is often named after it (`n0-ib`).
     """
     names = {host.partition(".")[0] for host in hosts}
     for found in _ADDRESS.finditer(" ".join(command)):
         host = found["master"] or found["host"]
         is_here, is_made = _LOCAL.match(host) is not None, host.startswith("$")
-        of_job = is_here or is_made or host.partition(".")[0] in names
+        of_job = is_here or is_made or _LITERAL.match(host) or _begins_with(host, names)
         if found["master"] or of_job or _MEETING.search(found["name"] or ""):
             text = found[0] if found["master"] else f"{_TCP}{host}{found['port'] or ''}"
             yield MeetingAddress(text, not found["master"], not (is_here or is_made))
+
+
+def _begins_with(host: str, names: Collection[str]) -> bool:
+    ends = (end for end in range(1, len(host) + 1) if not host[end : end + 1].isdigit())
+    return any(host[:end] in names for end in ends)
 
 
 def tell_if_fixed(spec: JobSpec, node: str) -> None:
