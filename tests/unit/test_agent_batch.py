@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,10 +19,11 @@ from muster.daemon.agent.batch.batch_process import (
     PollTiming,
     RemoteCoordinator,
     ViewFailure,
+    pass_signals_on,
     run_batch,
     wait_for_gang,
 )
-from muster.daemon.agent.batch.srun import ALL_LAUNCHED, MAX_REQUEUES, Allocation, LaunchState, Srun, requeue
+from muster.daemon.agent.batch.srun import ALL_LAUNCHED, MAX_REQUEUES, Allocation, LaunchState, Srun, Step, requeue
 from muster.daemon.host.process.step_signals import FOR_RANKS
 from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.v1.api_pb2 import BatchRef, GangView, NodeView
@@ -134,7 +136,51 @@ async def test_the_exit_code_is_the_gangs(srun: str, views: list[GangView | View
 async def test_whoever_waits_for_a_gang_in_the_place_of_its_launch_gets_its_exit_code(
     views: list[GangView | ViewFailure], code: int
 ) -> None:
-    assert await wait_for_gang(137, Answers(*views), FAST, 7) == code
+    assert await wait_for_gang(137, Answers(*views), FAST, Step(Allocation(7))) == code
+
+
+def slurm_at(folder: Path, steps: str, after: str = "true") -> Allocation:
+    """Job 7, of which scontrol shows `steps`. scancel notes in `told` what it is called with, then does `after`."""
+    for name, words in (("scontrol", f"echo '{steps}'"), ("scancel", f"echo $* >> {folder}/told; {after}")):
+        (folder / name).write_text(f"#!/bin/sh\n{words}\n")
+        (folder / name).chmod(0o700)
+    return Allocation(7, 2, 1, scontrol=str(folder / "scontrol"), scancel=str(folder / "scancel"))
+
+
+async def test_whoever_waits_in_the_place_of_a_killed_launch_passes_its_signals_on(tmp_path: Path) -> None:
+    told, host = tmp_path / "told", socket.gethostname().partition(".")[0]
+    steps = [f"StepId=7.2 Name=bash Network=x SrunHost:Pid={host}:5", "StepId=42_1.3 Name=agent SrunHost:Pid=other:6"]
+    given = slurm_at(tmp_path, "\n".join([*steps, f"StepId=7.3 Name=agent Network=x SrunHost:Pid={host}:6"]))
+    coordinator = Ends(lambda: told.exists() and "KILL" in told.read_text(), GangView(final=True, exit_code=98))
+    step = Step(given, name="agent")
+    pass_signals_on(step, coordinator, FAST, [signal.SIGTERM, signal.SIGUSR1])
+    waiting = asyncio.ensure_future(wait_for_gang(137, coordinator, FAST, step))
+    async with asyncio.timeout(120):
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
+            before = len(step.sent)
+            os.kill(os.getpid(), number)
+            while len(step.sent) == before:  # noqa: ASYNC110 - untold
+                await asyncio.sleep(0.01)
+            await step.sent[-1]
+        assert await waiting == 143
+    assert told.read_text().splitlines() == [f"--signal={name} 7.3" for name in ("USR1", "TERM", "KILL")]
+    assert coordinator.interrupted == "SIGTERM"
+
+
+async def test_ctrl_c_ends_the_ranks_of_a_launch_whose_srun_was_killed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark, told = tmp_path / "ready", tmp_path / "told"
+    given = slurm_at(tmp_path, f"StepId=7.3 Name=x SrunHost:Pid=n0:'$(cat {mark})'")
+    coordinator = Ends(told.exists, GangView(phase="FAILED", final=True, exit_code=98))
+    srun = ["sh", "-c", f"echo $$ > {mark}; kill -9 $$"]
+    running = asyncio.ensure_future(run_batch(srun, coordinator, given, FAST, ends_step=True))
+    async with asyncio.timeout(120):
+        while "srun was ended by signal 9, and the ranks go on" not in caplog.text:  # noqa: ASYNC110 - untold
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await running == 130
+    assert (told.read_text(), coordinator.interrupted) == ("--signal=INT 7.3\n", "SIGINT")
 
 
 @pytest.mark.parametrize(("srun", "said"), [("kill -9 $$", 1), ("exit 1", 0)])
@@ -484,13 +530,7 @@ async def test_ctrl_c_goes_to_the_step_of_a_launch_and_not_through_srun(
 async def test_sigterm_ends_a_launch_and_the_coordinator_is_told_that_it_is_not_slurms(tmp_path: Path) -> None:
     mark, told = tmp_path / "ready", tmp_path / "told"
     srun = f"trap 'exit 9' TERM; trap 'exit 143' USR1; echo $$ > {mark}; while :; do sleep 0.01; done"
-    for name, words in (
-        ("scontrol", f"echo StepId=7.3 Name=x SrunHost:Pid=n0:$(cat {mark})"),
-        ("scancel", f"echo $* > {told}; kill -USR1 $(cat {mark})"),
-    ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{words}\n")
-        (tmp_path / name).chmod(0o700)
-    given = Allocation(7, 2, 1, scontrol=str(tmp_path / "scontrol"), scancel=str(tmp_path / "scancel"))
+    given = slurm_at(tmp_path, f"StepId=7.3 Name=x SrunHost:Pid=n0:'$(cat {mark})'", f"kill -USR1 $(cat {mark})")
     coordinator = Ends(told.exists, GangView(phase="FAILED", final=True, exit_code=98))
     running = asyncio.ensure_future(run_batch(["sh", "-c", srun], coordinator, given, FAST, ends_step=True))
     async with asyncio.timeout(120):

@@ -32,8 +32,8 @@ from muster.daemon.agent.batch.srun import (
     Allocation,
     LaunchState,
     Srun,
+    Step,
     requeue,
-    signal_step,
 )
 from muster.daemon.host.process import step_signals
 from muster.daemon.transport.channel import open_first_ready_channel
@@ -162,35 +162,42 @@ async def run_batch(
         except OSError as error:
             log.error("can't start %s: %s", argv[0], error.strerror)
             return 127
-        end_step = partial(_end_step, srun, allocation, coordinator, timing) if ends_step else None
-        _forward_signals(srun, forwarded, end_step)
-        view = await _poll_beside_srun(srun, coordinator, timing, lost_nodes)
+        step = Step(allocation, srun)
+        _forward_signals(step, forwarded, partial(_end_step, step, coordinator, timing) if ends_step else None)
+        view = await _poll_beside_srun(step, srun, coordinator, timing, lost_nodes)
         if view is not None:
             await _wait_or_kill(srun, timing)
-            return _after_interrupt(view, srun.interrupted) if srun.interrupted else _log_result(view)
+            return _code_of(view, step.interrupted)
         code = await srun.wait()
-        if srun.interrupted:
-            return await _final_after_interrupt(coordinator, timing, srun.interrupted)
-        if code and signal.SIGINT in srun.asked_to_end:
+        if step.interrupted:
+            return await _final_after_interrupt(coordinator, timing, step.interrupted)
+        if code and signal.SIGINT in step.asked_to_end:
             code = exit_codes.EXIT_CANCELLED
         found = srun.failed_nodes - lost_nodes
         lost_nodes |= found
-        if code and found and not srun.asked_to_end:
+        if code and found and not step.asked_to_end:
             if _enough_nodes_left(allocation, lost_nodes):
                 continue
             await _requeue_job(allocation, lost_nodes, coordinator, timing)
         started_nothing = _was_killed(code) or srun.controller_unreachable
-        may_relaunch = bool(allocation.min_nodes) and started_nothing and not (found or srun.asked_to_end)
+        may_relaunch = bool(allocation.min_nodes) and started_nothing and not (found or step.asked_to_end)
         again = may_relaunch and launches < MAX_LAUNCHES
-        ended = await _poll_after_srun(code, coordinator, timing, allocation.job_id, may_relaunch=again)
+        ended = await _poll_after_srun(code, coordinator, timing, step, may_relaunch=again)
         if ended is not None:
             return ended
 
 
-async def wait_for_gang(code: int, coordinator: Coordinator, timing: PollTiming, job: int) -> int:
-    """Wait until the gang of `job` is final, whose srun has ended with `code`, and return its exit code. `code`: if the
-    gang has no agent any more, or is forgotten."""
-    ended = await _poll_after_srun(code, coordinator, timing, job, may_relaunch=False)
+def pass_signals_on(
+    step: Step, coordinator: Coordinator, timing: PollTiming, forwarded: Sequence[signal.Signals]
+) -> None:
+    """From now on, signals go to a step whose launch was killed, as they went while that lived."""
+    _forward_signals(step, forwarded, partial(_end_step, step, coordinator, timing))
+
+
+async def wait_for_gang(code: int, coordinator: Coordinator, timing: PollTiming, step: Step) -> int:
+    """Wait until the gang of `step` is final, whose launch has ended with `code`, and return its exit code. `code`: if
+    the gang has no agent any more, or is forgotten."""
+    ended = await _poll_after_srun(code, coordinator, timing, step, may_relaunch=False)
     return code if ended is None else ended
 
 
@@ -234,13 +241,13 @@ async def _wait_or_kill(srun: Srun, timing: PollTiming) -> None:
 
 
 async def _poll_beside_srun(
-    srun: Srun, coordinator: Coordinator, timing: PollTiming, lost_nodes: set[str]
+    step: Step, srun: Srun, coordinator: Coordinator, timing: PollTiming, lost_nodes: set[str]
 ) -> GangView | None:
     """Return the gang's view if the gang becomes final while srun runs; None if srun ends first."""
     ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
         # Ask at once too: this host may die before the first interval has passed.
-        state = LaunchState(lost_nodes, srun.exit_codes, srun.interrupted.name if srun.interrupted else "")
+        state = LaunchState(lost_nodes, srun.exit_codes, step.interrupted_by)
         if isinstance(view := await coordinator.view(state), GangView) and view.final and not ended.done():
             return view
         await asyncio.wait([ended], timeout=timing.poll_beside_srun_s)
@@ -248,20 +255,18 @@ async def _poll_beside_srun(
 
 
 async def _poll_after_srun(
-    code: int, coordinator: Coordinator, timing: PollTiming, job: int, *, may_relaunch: bool
+    code: int, coordinator: Coordinator, timing: PollTiming, step: Step, *, may_relaunch: bool
 ) -> int | None:
-    """Poll after srun's end. Return the exit code; None: no agent is left, and srun may be started again. `job`: the
-    Slurm job of this process; 0: it is not known.
-    """
+    """Poll after srun's end. Return the exit code; None: no agent is left, and srun may be started again."""
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
-    unknown = no_agent_count = 0
+    unknown, no_agent_count, job = 0, 0, step.allocation.job_id
     is_told = code >= 0
     while True:
-        view = await coordinator.view()
+        view = await coordinator.view(LaunchState(interrupted=step.interrupted_by))
         is_unknown = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and view.awaits_launch)
         unknown = unknown + 1 if is_unknown else 0
         if isinstance(view, GangView) and view.final:
-            return _log_result(view)
+            return _code_of(view, step.interrupted)
         if isinstance(view, GangView) and view.slurm_job_ids and job and job not in view.slurm_job_ids:
             of = view.slurm_job_ids[0]
             log.error("the gang belongs to job %d, not to this job: submit it with muster, not its script", of)
@@ -281,7 +286,7 @@ async def _poll_after_srun(
             and (no_agent_count >= timing.no_agent_answers or not _any_agent_attached(view))
         ):
             when = "and its agents are gone" if _any_agent_attached(view) else "before any agent attached"
-            if may_relaunch:
+            if may_relaunch and not step.asked_to_end:
                 log.warning("srun ended with status %d %s: starting srun again", code, when)
                 return None
             log.error(
@@ -290,7 +295,7 @@ async def _poll_after_srun(
                 code,
                 when,
             )
-            return exit_codes.of_shell(code)
+            return exit_codes.of_shell(-step.interrupted if step.interrupted else code)
         if unknown >= timing.unknown_gang_answers:
             log.error(
                 "srun has ended with status %d, and the coordinator knows of no agent: none ever attached, "
@@ -299,7 +304,7 @@ async def _poll_after_srun(
                 "again with muster",
                 code,
             )
-            return exit_codes.of_shell(code)
+            return exit_codes.of_shell(-step.interrupted if step.interrupted else code)
         await asyncio.sleep(timing.poll_s)
 
 
@@ -327,22 +332,31 @@ def _log_result(view: GangView) -> int:
     return exit_codes.of_shell(view.exit_code)
 
 
-async def _end_step(
-    srun: Srun, allocation: Allocation, coordinator: Coordinator, timing: PollTiming, number: signal.Signals
-) -> None:
-    if number is signal.SIGTERM and await srun.ends_within(timing.sigterm_s):
+async def _end_step(step: Step, coordinator: Coordinator, timing: PollTiming, number: signal.Signals) -> None:
+    if number is signal.SIGTERM and step.outlives_srun:
+        await asyncio.sleep(timing.sigterm_s)
+    elif number is signal.SIGTERM and step.srun is not None and await step.srun.ends_within(timing.sigterm_s):
         return
-    srun.interrupted = number
+    step.interrupted = number
     log.warning("%s: the ranks are to end; once more to kill them", number.name)
     view = await coordinator.view(LaunchState(interrupted=number.name))
     # An agent that has only started loses the signal, and there is no rank yet that would save anything.
     early = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and _gathers_without_agents(view))
-    refused = "" if early else await signal_step(allocation, srun.process.pid, number)
+    refused = "" if early else await step.signal(number)
     if refused:
-        log.warning("no signal was sent to the ranks, srun kills them: %s", refused)
+        log.warning("no signal was sent to the ranks, which are killed: %s", refused)
     if refused or early:
-        with contextlib.suppress(ProcessLookupError):  # the process has just ended by itself
-            srun.process.send_signal(signal.SIGTERM)
+        await _kill_step(step)
+
+
+async def _kill_step(step: Step) -> None:
+    if not step.signal_srun(signal.SIGTERM):
+        await _signal_step(step, signal.SIGKILL)
+
+
+async def _signal_step(step: Step, number: signal.Signals) -> None:
+    if refused := await step.signal(number):
+        log.warning("%s was not sent to the ranks: %s", number.name, refused)
 
 
 async def _final_after_interrupt(coordinator: Coordinator, timing: PollTiming, number: signal.Signals) -> int:
@@ -350,38 +364,40 @@ async def _final_after_interrupt(coordinator: Coordinator, timing: PollTiming, n
     for _ in range(timing.interrupt_answers):
         view = await coordinator.view()
         if isinstance(view, GangView) and view.final:
-            return _after_interrupt(view, number)
+            return _code_of(view, number)
         if view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and not _any_agent_attached(view)):
             break
         await asyncio.sleep(timing.poll_s)
     return exit_codes.of_shell(-number)
 
 
-def _after_interrupt(view: GangView, number: signal.Signals) -> int:
-    """The exit code of a launch that a signal was to end. Its gang may have ended before."""
-    return exit_codes.of_shell(-number) if view.exit_code == exit_codes.EXIT_STOPPED else _log_result(view)
+def _code_of(view: GangView, interrupted: signal.Signals | None) -> int:
+    """The exit code of a launch, which a signal was to end if `interrupted`. Its gang may have ended before."""
+    if interrupted and view.exit_code == exit_codes.EXIT_STOPPED:
+        return exit_codes.of_shell(-interrupted)
+    return _log_result(view)
 
 
 def _forward_signals(
-    srun: Srun,
+    step: Step,
     forwarded: Sequence[signal.Signals],
     end_step: Callable[[signal.Signals], Coroutine[Any, Any, None]] | None,
 ) -> None:
     """Forward these signals to srun. Ignore the others that Slurm may send to a batch shell. `end_step`: what SIGINT
-    and SIGTERM do the first time; the second time srun is to kill the step."""
+    and SIGTERM do the first time; the second time the step is killed. The step then gets signals also if srun was
+    killed."""
     loop = asyncio.get_running_loop()
 
     def tell(signum: signal.Signals) -> None:
-        if srun.process.returncode is not None:
+        has_srun = step.srun is not None and step.srun.process.returncode is None
+        if not has_srun and (end_step is None or not step.outlives_srun):
             return
-        ends, again = signum in (signal.SIGTERM, signal.SIGINT), bool(srun.asked_to_end)
-        srun.asked_to_end |= {signum} if ends else set()
-        if end_step is None or not ends:
-            srun.process.send_signal(signum)
-        elif again:
-            srun.process.send_signal(signal.SIGTERM)
-        else:
-            srun.ending = asyncio.ensure_future(end_step(signum))
+        ends, again = signum in (signal.SIGTERM, signal.SIGINT), bool(step.asked_to_end)
+        step.asked_to_end |= {signum} if ends else set()
+        if end_step is not None and ends:
+            step.sent.append(asyncio.ensure_future(_kill_step(step) if again else end_step(signum)))
+        elif not step.signal_srun(signum):
+            step.sent.append(asyncio.ensure_future(_signal_step(step, signum)))
 
     step_signals.ignore()
     for number in forwarded:

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,12 +104,6 @@ class Srun:
     """Nodes on which a task has failed by itself, and its exit code."""
     controller_unreachable: bool = False
     """srun has reported that it can't reach slurmctld."""
-    asked_to_end: set[int] = field(default_factory=set)
-    """The signals of SIGTERM and SIGINT that have come for it. Its exit code does not tell them apart."""
-    ending: asyncio.Task[None] | None = None
-    """Passes such a signal on to the step."""
-    interrupted: signal.Signals | None = None
-    """The signal with which the user ends the launch, once that is known."""
     _reader: asyncio.Task[None] | None = None
 
     @staticmethod
@@ -213,21 +208,60 @@ async def requeue(allocation: Allocation, within: float = REQUEUE_TIMEOUT_S) -> 
     return words if status else ""
 
 
-async def signal_step(allocation: Allocation, srun: int, number: signal.Signals, within: float = SIGNAL_S) -> str:
-    """Send a signal to all processes of the step of an srun. Return an empty string, or the reason why that failed.
+@dataclass(slots=True)
+class Step:
+    """The step of a launch, and the signals that have come for it."""
 
-    srun itself would kill the step. Agents that are killed tell the coordinator nothing, which then ends the whole job.
+    allocation: Allocation
+    srun: Srun | None = None
+    """A child of this process. None: the process that has started the step was killed."""
+    name: str = ""
+    """Of the step, as Slurm shows it, where there is no `srun`."""
+    asked_to_end: set[int] = field(default_factory=set)
+    """The signals of SIGTERM and SIGINT that have come for it. srun's exit code does not tell them apart."""
+    sent: list[asyncio.Task[None]] = field(default_factory=list)
+    """What passes signals on to it."""
+    interrupted: signal.Signals | None = None
+    """The signal with which the user ends the launch, once that is known."""
 
-    Args:
-        srun: its process.
-    """
-    job = str(allocation.job_id)
-    status, steps, words = await _call(within, allocation.scontrol, "--oneliner", "show", "steps", job)
-    step = re.search(rf"^StepId=(\S+) .*SrunHost:Pid=[^\s:]*:{srun}\b", steps, re.MULTILINE)
-    if status or step is None:
-        return words or f"job {job} has no step of this srun"
-    status, _, words = await _call(within, allocation.scancel, f"--signal={number.name.removeprefix('SIG')}", step[1])
-    return words if status else ""
+    @property
+    def interrupted_by(self) -> str:
+        """The name of that signal; empty: none."""
+        return self.interrupted.name if self.interrupted else ""
+
+    @property
+    def outlives_srun(self) -> bool:
+        """Nobody is left who passes signals on to it."""
+        return self.srun is None or (self.srun.process.returncode or 0) < 0
+
+    def signal_srun(self, number: signal.Signals) -> bool:
+        """Send a signal to srun; return whether srun lives."""
+        if self.srun is None or self.srun.process.returncode is not None:
+            return False
+        try:
+            self.srun.process.send_signal(number)
+        except ProcessLookupError:  # it has just ended by itself
+            return False
+        return True
+
+    async def signal(self, number: signal.Signals, within: float = SIGNAL_S) -> str:
+        """Send a signal to all processes of the step. Return an empty string, or the reason why that failed.
+
+        srun itself would kill the step. Agents that are killed tell the coordinator nothing, which then ends the whole
+        job. Slurm shows the process of srun also when that has ended.
+        """
+        allocation, job = self.allocation, str(self.allocation.job_id)
+        status, steps, words = await _call(within, allocation.scontrol, "--oneliner", "show", "steps", job)
+        # "show steps" of an array job shows those of its other tasks, which have batch hosts of their own.
+        host = re.escape(socket.gethostname().partition(".")[0])
+        of_srun = rf"{host}:" if self.srun is None else rf"[^\s:]*:{self.srun.process.pid}\b"
+        name = rf"Name={re.escape(self.name)} .*" if self.name else ""
+        step = re.search(rf"^StepId=(\S+) .*{name}SrunHost:Pid={of_srun}", steps, re.MULTILINE)
+        if status or step is None:
+            return words or f"job {job} has no step of this launch"
+        argv = (allocation.scancel, f"--signal={number.name.removeprefix('SIG')}", step[1])
+        status, _, words = await _call(within, *argv)
+        return words if status else ""
 
 
 async def _call(within: float, *argv: str) -> tuple[int, str, str]:

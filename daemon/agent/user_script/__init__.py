@@ -2,5 +2,5 @@
 
 `daemon/agent/__main__.py` starts them. docs/SCRIPTS.md says what they do to a script.
 May import: `daemon.agent.batch`, `daemon.agent.launch`, `daemon.agent.ranks`, `daemon.agent.start_checks`,
-`daemon.host`, `daemon.transport`, `slurm.client`, `slurm.client.parsing`.
+`daemon.host`, `daemon.host.process`, `daemon.transport`, `slurm.client`, `slurm.client.parsing`.
 """

@@ -15,12 +15,13 @@ from muster.daemon.agent.batch.batch_process import (
     LAUNCH_OF_SCRIPT,
     RemoteCoordinator,
     ViewFailure,
+    pass_signals_on,
     run_batch,
     wait_for_gang,
 )
 from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
-from muster.daemon.agent.batch.srun import Allocation
+from muster.daemon.agent.batch.srun import Allocation, Step
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.start_checks import meeting_address, node_problems
 from muster.daemon.agent.user_script import launch, output_options, rank_binding, script_job
@@ -102,15 +103,20 @@ def wait_for_end(job: ScriptJob, decision: Decision, words: SrunWords, code: int
     """
     site = Site.load(coordinator=job.settings.coordinator or None)
     start_logging("warning", "text", "muster")
-    remote = _remote(job, site)
-    view = asyncio.run(remote.view())
+    killed = _after_kill(job, _remote(job, site), script_job.describe(job, words), code)
+    return _exit_code(job, asyncio.run(killed), decision.kind)
+
+
+async def _after_kill(job: ScriptJob, remote: RemoteCoordinator, call: str, code: int) -> int:
+    step = Step(Allocation(job.job_id), name=Path(job.settings.agent).name)
+    seen = _seen(job, remote)
+    pass_signals_on(step, seen, LAUNCH_OF_SCRIPT, _FORWARDED)
+    view = await remote.view()
     if view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and view.final):
         return code
-    print(f"muster: {script_job.describe(job, words)}: it was killed, and waits for its ranks, which train on",
-          file=sys.stderr, flush=True)  # fmt: skip
-    return _exit_code(
-        job, asyncio.run(wait_for_gang(code, _seen(job, remote), LAUNCH_OF_SCRIPT, job.job_id)), decision.kind
-    )
+    what = "its ranks, which train on" if isinstance(view, GangView) else "the coordinator"
+    print(f"muster: {call}: it was killed, and waits for {what}", file=sys.stderr, flush=True)
+    return await wait_for_gang(code, seen, LAUNCH_OF_SCRIPT, step)
 
 
 def _seen(job: ScriptJob, remote: RemoteCoordinator) -> Hooked:

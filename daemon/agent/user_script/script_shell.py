@@ -59,9 +59,11 @@ _FUNCTION = """srun() {{
       wait "$muster_srun" || :
       while kill -0 "$muster_srun" 2>/dev/null; do wait "$muster_srun" || :; done
       wait "$muster_srun" && muster_status=0 || muster_status=$?
-      trap - HUP INT QUIT TERM USR1 USR2 ALRM
     fi
-    if [[ $muster_status != {killed} || $muster_ended ]]; then return "$muster_status"; fi
+    if [[ $muster_status != {killed} || $muster_ended ]]; then
+      [[ $BASHPID == "$$" ]] || trap - HUP INT QUIT TERM USR1 USR2 ALRM
+      return "$muster_status"
+    fi
     muster_ended=$muster_status
   done
 }}

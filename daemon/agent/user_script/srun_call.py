@@ -14,6 +14,7 @@ from pathlib import Path
 from muster.daemon.agent.user_script import helper_call, launch_rule, own_nodes, script_job
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind
 from muster.daemon.agent.user_script.script_job import ScriptJob
+from muster.daemon.host.process import step_signals
 from muster.slurm.client import launch_settings, srun_options
 from muster.slurm.client.srun_options import SrunWords, UnknownOption, read_srun
 
@@ -67,6 +68,7 @@ def _decide(job: ScriptJob, words: SrunWords, environ: Mapping[str, str]) -> Dec
 
 def _after(code: int, job: ScriptJob, words: Sequence[str], program: str, environ: Mapping[str, str]) -> int:
     """The exit code of a call whose process has ended with `code`. If it was the launch: when its gang has ended."""
+    step_signals.ignore()  # one that the ranks are to get must not end what waits for them
     try:
         read, _ = _read(words, program)
     except UnknownOption:
