@@ -10,6 +10,9 @@ from muster.launcher.command import Command, connect, load_site, print_error, sa
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import LauncherError, Unavailable
 
+_SCANCEL_S = 20.0
+"""Seconds for scancel, which waits for slurmctld."""
+
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="a Slurm job id or a gang id; of an array: all tasks, or 42_1")
@@ -52,5 +55,4 @@ async def _cancel_array(coordinator: CoordinatorClient, gangs: list[str], array:
     return status or done.exit_status
 
 
-_SCANCEL_S = 20.0
 COMMAND = Command(_arguments, _run)

@@ -178,7 +178,10 @@ async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) 
             queued = _Registering(registration, files.gang, waiting_spec(run.spec, found.job), looked.asked)
             nodes, spares = found.nodes.nodes or 0, found.job.spares
             limits = list[asyncio.Future[None]]()
-            ask = lambda job: limits.append(asyncio.ensure_future(say_limit(job, nodes, spares)))  # noqa: E731
+
+            def ask(job: int) -> None:
+                limits.append(asyncio.ensure_future(say_limit(job, nodes, spares)))
+
             answer = _Answer(found, files, call, options, (record.keep, queued.begin, ask))
             status = await _run(_argv(call, found), looked.script.given, environ, answer.take)
             await queued.finish()
