@@ -26,6 +26,7 @@ from muster.simulator.invariants.invariants import Invariants
 from muster.simulator.world.agent import Agent
 from muster.simulator.world.slurm_jobs import JobSubmission
 from muster.simulator.world.world import NO_LIMITS, Site, World, make_folder
+from muster.slurm.client.states import NodeState
 
 _Fact = TypeVar("_Fact", bound=facts.Fact)
 _DURATIONS = Durations(
@@ -203,10 +204,12 @@ class Scenario:
         self.world.power_off(node, closes=True)
         self.world.boot(node)
 
-    def drain_by_hand(self, node: str, reason: str) -> None:
-        """An operator drains the node in Slurm (scontrol update)."""
-        self.world.note(f"an operator drains {node} in Slurm: {reason}")
-        self.world.cluster.drain(node, reason)
+    def drain_by_hand(self, node: str, reason: str, state: NodeState = NodeState.DRAIN) -> None:
+        """An operator sets the node to DRAIN, or to FAIL, in Slurm (scontrol update)."""
+        self.world.note(f"an operator sets {node} to {state} in Slurm: {reason}")
+        if state is NodeState.FAIL:
+            self.world.requested_drains.add(node)
+        self.world.cluster.drain(node, reason, state)
 
     def cut(self, *pairs: tuple[str, str]) -> None:
         """Block messages from the first host to the second host of each pair. "coordinator" is a host, too."""

@@ -8,6 +8,7 @@ from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
 from muster.simulator.scenario import Scenario
+from muster.slurm.client.states import NodeState
 
 REASON = "its fan is loud"
 
@@ -71,6 +72,38 @@ def test_a_drained_spare_takes_a_seat_only_if_no_other_is_left() -> None:
     world.crash(second)
     world.run_until(lambda: world.gang.newest.stepped_generation == 3)
     assert drained in carrying(world)
+
+
+def test_a_spare_that_an_administrator_drains_takes_a_seat_only_if_no_other_is_left() -> None:
+    world = training(spares=2)
+    drained, (first, second) = spare(world), carrying(world)[1:3]
+    world.drain_by_hand(drained, "a fan")
+    world.run_for(6)
+    world.crash(first)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert drained not in carrying(world)
+    world.run_for(3)
+    refusal = world.core.why_no_swap(world.gang, second, world.now)
+    assert refusal is not None
+    assert f"{drained} (drained in Slurm: a fan)" in refusal.words
+    world.crash(second)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 3)
+    assert drained in carrying(world)
+
+
+def test_ranks_leave_a_node_that_an_administrator_sets_to_fail_until_it_is_resumed() -> None:
+    world = training(spares=2)
+    node = carrying(world)[1]
+    world.drain_by_hand(node, "a fan", NodeState.FAIL)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    recovery = world.gang.recovery.recoveries[-1]
+    assert (recovery.nodes_out, recovery.step_restored) == ([node], recovery.step_before)
+    assert recovery.cause == f"an administrator drains {node}: state FAIL in Slurm, a fan"
+    world.run_for(3)
+    assert asked_of_slurm(world) == [("let_go", node)]
+    world.world.cluster.resume(node)
+    world.run_for(6)
+    assert (world.core.state.node(node).drain, world.core.index.unwanted) == (None, set())
 
 
 def test_a_fault_meanwhile_leaves_the_node_as_well() -> None:

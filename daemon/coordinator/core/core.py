@@ -355,4 +355,5 @@ def _decide_on_node(
             resumed = node.health in RESUMABLE or (node.health is NodeHealth.DEGRADED and node.drain is not None)
             if event.in_service and resumed:
                 turn.record(facts.NodeJudged(event.node, NodeHealth.FIT, event.text))
+            drains.begin_if_it_fails(turn, event)
             drains.end_if_in_service(turn, event)

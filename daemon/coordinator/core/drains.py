@@ -4,6 +4,9 @@ A request says nothing about the health of the node, and does not count against 
 leave the node by planned swaps, each as soon as it has a spare (`planned_swap`). A gang without a spare keeps its ranks
 there: Slurm's own drain waits for running jobs, too. The request is over when Slurm has the node in service again.
 
+State FAIL in Slurm is such a request: an administrator expects the node to fail. State DRAIN is none, because it lets
+jobs end.
+
 A DEGRADED node that no gang has is drained at once, if the policy's response is a swap: nobody has to leave it.
 """
 
@@ -32,6 +35,14 @@ def drained_already(state: DurableState, name: str) -> str:
     if node.drain is not None:
         return drain_words(name, node.drain)
     return f"{name} is {node.health}: {node.reason}" if node.health in OUT_OF_SERVICE else ""
+
+
+def begin_if_it_fails(turn: Turn, seen: events.SlurmNodeChanged) -> None:
+    """An administrator has set the node to FAIL in Slurm: ranks leave it."""
+    if seen.drain is None or not seen.drain.fails or turn.limits.observe or drained_already(turn.state, seen.node):
+        return
+    why = f"state FAIL in Slurm{f', {seen.drain.reason}' if seen.drain.reason else ''}"
+    turn.record(facts.NodeDrainRequested(seen.node, "an administrator", why))
 
 
 def end_if_in_service(turn: Turn, seen: events.SlurmNodeChanged) -> None:

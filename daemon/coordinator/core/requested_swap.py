@@ -12,7 +12,6 @@ from muster.daemon.coordinator.core.recovery import planned_swap
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import Node
 from muster.daemon.coordinator.core.state.gang import Gang
-from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.node_health import NodeHealth
@@ -93,15 +92,18 @@ def _why_no_spare(gang_turn: GangTurn, node: str) -> str:
         return (
             f"the job has no spare that could take the place of {node}: submit it with `spares`, or with `pool_nodes`"
         )
-    shown = ", ".join(f"{spare.name} ({_state_of_spare(gang_turn.observed, spare)})" for spare in spares)
+    shown = ", ".join(f"{spare.name} ({_state_of_spare(gang_turn, spare)})" for spare in spares)
     return f"no spare is ready to take the place of {node}: {shown}; try again when `muster status` shows a fit spare"
 
 
-def _state_of_spare(seen: ObservedGang, node: Node) -> str:
+def _state_of_spare(gang_turn: GangTurn, node: Node) -> str:
+    seen, in_slurm = gang_turn.observed, gang_turn.turn.observed.node(node.name).drain
     if node.health is not NodeHealth.FIT:
         return f"{node.health}: {node.reason}"
     if node.drain is not None:
         return planned_swap.drain_words(node.name, node.drain)
+    if in_slurm is not None:
+        return f"drained in Slurm: {in_slurm.reason}" if in_slurm.reason else "drained in Slurm"
     if failure := seen.status(node.name).failure:
         return failure
     silent = node.name in seen.suspected_since or not seen.is_attached(node.name)

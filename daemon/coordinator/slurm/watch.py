@@ -246,7 +246,8 @@ def node_seen(name: str, found: Node | Gone) -> events.SlurmNodeChanged:
     reason = f": {found.reason}" if found.reason else ""
     in_service = not found.states & _OUT_OF_SERVICE
     text = f"{'in' if in_service else 'out of'} service in Slurm ({words}{reason})"
-    drain = events.SlurmDrain(found.reason, _is_idle(found)) if found.drained else None
+    fails = NodeState.FAIL in found.states
+    drain = events.SlurmDrain(found.reason, _is_idle(found), fails) if found.drained else None
     return events.SlurmNodeChanged(name, in_service, text, NodeState.DOWN in found.states, drain)
 
 

@@ -209,10 +209,10 @@ class FakeCluster:
             free_at.update((name, end) for name in entry.job.nodes if name in free_at)
         return estimate(request, free_at, self.leaves)
 
-    def drain(self, node: str, reason: str) -> None:
-        """Sets DRAIN and the reason."""
+    def drain(self, node: str, reason: str, state: NodeState = NodeState.DRAIN) -> None:
+        """Sets DRAIN, or FAIL, and the reason."""
         host = self._host(f"drain {node}", node)
-        states = host.node.states | {NodeState.DRAIN}
+        states = host.node.states | {state}
         host.node = replace(host.node, states=states, reason=reason, reason_at=self._now())
         self.apply_due_changes()
 

@@ -229,7 +229,7 @@ def ready_spares(gang_turn: GangTurn) -> list[str]:
         for member in gang_turn.usable()
         if member.node not in seated
         and gang_turn.turn.state.node(member.node).health is NodeHealth.FIT
-        and member.node not in gang_turn.turn.index.drained
+        and member.node not in gang_turn.turn.index.unwanted
         and seen.is_attached(member.node)
         and member.node not in seen.suspected_since
         and not seen.status(member.node).failure

@@ -689,10 +689,12 @@ class NodeSignalled:
 
 @dataclass(frozen=True, slots=True)
 class SlurmDrain:
-    """Slurm starts nothing more on a node. `reason`: as Slurm shows it. `idle`: nothing of a job is left there."""
+    """Slurm starts nothing more on a node. `reason`: as Slurm shows it. `idle`: nothing of a job is left there.
+    `fails`: an administrator expects the node to fail (state FAIL)."""
 
     reason: str
     idle: bool
+    fails: bool = False
 
 
 @dataclass(frozen=True, slots=True)

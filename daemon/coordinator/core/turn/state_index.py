@@ -16,7 +16,8 @@ class StateIndex:
     """The index of `state` and `observed`, which change only by the events and facts that are noted here.
 
     `out_of_service`: names of the nodes that are out of service. `degraded`: names of the DEGRADED nodes. `drained`:
-    names of the nodes that operators have drained.
+    names of the nodes that operators have drained. `drained_in_slurm`: names of the nodes on which Slurm starts nothing
+    more.
     """
 
     def __init__(self, state: DurableState, observed: ObservedState) -> None:
@@ -27,6 +28,7 @@ class StateIndex:
         self.out_of_service = {node.name for node in state.nodes.values() if node.health in OUT_OF_SERVICE}
         self.degraded = {node.name for node in state.nodes.values() if node.health is NodeHealth.DEGRADED}
         self.drained = {node.name for node in state.nodes.values() if node.drain is not None}
+        self.drained_in_slurm = {name for name, node in observed.nodes.items() if node.drain is not None}
         for gang in state.gangs.values():
             for node in () if gang.final else gang.roster.members:
                 self._homes.setdefault(node, []).append(gang.id)
@@ -46,7 +48,7 @@ class StateIndex:
     @property
     def unwanted(self) -> set[str]:
         """Names of the nodes in service that get ranks only if no other node is left."""
-        return self.degraded | self.drained
+        return self.degraded | self.drained | self.drained_in_slurm
 
     def gangs_of(self, node: str) -> list[Gang]:
         """The gangs that are not final and have `node` as a member, removed members too; the oldest first."""
@@ -63,6 +65,8 @@ class StateIndex:
                 index.forget_fabric()
         elif isinstance(event, events.SlurmJobChanged) and event.gang in self._gangs:
             self._gangs[event.gang].forget_fabric()  # its partition may use another topology
+        elif isinstance(event, events.SlurmNodeChanged):
+            (self.drained_in_slurm.discard if event.drain is None else self.drained_in_slurm.add)(event.node)
         if isinstance(event, events.AgentAttached | events.AgentReported) and event.gang in self._gangs:
             self._gangs[event.gang].reported_since.add(event.node)
         if isinstance(event, events.AgentDisconnected | events.PeerAccused) and event.gang in self._gangs:
