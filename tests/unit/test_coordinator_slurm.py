@@ -353,6 +353,14 @@ async def test_a_time_limit_is_posted_on_the_cores_clock_and_again_after_the_wal
     assert limits == [clock.now + 5400, clock.now + 5400 + 7200]
 
 
+def test_the_grace_time_of_a_preemption_is_not_taken_for_the_time_limit(slurm: FakeSlurm) -> None:
+    """The job would end there, and not be requeued. Slurm ends a job later that was suspended meanwhile."""
+    gang = Owing(slurm).state.gangs["g"]
+    running = Job(1, JobState.RUNNING, start_time=1000.0, end_time=4600.0, time_limit_s=3600)
+    ends = [job_seen(gang, replace(running, end_time=end)).limit_at for end in (4600.0, 1060.0, 4900.0)]
+    assert ends == [4600.0, 4600.0, 4900.0]
+
+
 async def test_a_node_that_was_resumed_while_lost_is_posted_again_when_it_returns(slurm: FakeSlurm) -> None:
     owing, seen = Owing(slurm), list[events.Event]()
     watch = SlurmWatch(slurm, owing.state, seen.append)

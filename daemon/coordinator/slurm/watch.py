@@ -190,9 +190,11 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
     if isinstance(found, Gone):
         return events.SlurmJobChanged(gang.id, gang.slurm.job, (), gang.slurm.restart_count, "GONE")
     ended = found.state.value if found.state.ended and not found.flags & _BACK_IN_THE_QUEUE else None
-    end = found.end_time if found.state is JobState.RUNNING and found.time_limit_s else None
-    limit_at = None if end is None else end + ahead_s
     limit_s = float(found.time_limit_s or 0)
+    end = found.end_time if found.state is JobState.RUNNING and limit_s else None
+    if end is not None and found.start_time is not None:
+        end = max(end, found.start_time + limit_s)  # an earlier end is that of the grace time of a preemption
+    limit_at = None if end is None else end + ahead_s
     # Slurm raises the restart count of a requeued job at once, and lists the nodes of the last run until that run has
     # ended.
     nodes = found.held_nodes
