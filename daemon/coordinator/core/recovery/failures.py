@@ -49,7 +49,8 @@ def fence_if_ranks_crashed(gang_turn: GangTurn) -> bool:
             crashed_on=first.node,
         )
     else:
-        words = f"{failed[0].node} was cut off from the coordinator and most of its gang, and has ended its ranks"
+        words = "was cut off from the coordinator and most of its gang, or suspended, and has ended its ranks"
+        words = f"{failed[0].node} {words}"
         fencing.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
     return True
 
