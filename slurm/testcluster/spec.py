@@ -208,6 +208,8 @@ class ClusterSpec:
             "Epilog": "/opt/muster/bin/muster-epilog",
             "HealthCheckProgram": "/opt/muster/bin/muster-healthcheck",
             "HealthCheckInterval": str(HEALTH_CHECK_INTERVAL_S),
+            # Slurm 26.05 knows it, 60 s by default, and wants less than the interval.
+            **({} if self.suite == "trixie" else {"HealthCheckTimeout": str(HEALTH_CHECK_INTERVAL_S // 2)}),
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_Core_Memory" if self.confined else "CR_Core",
             **topologies.settings(self.topology),
