@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.launcher.errors import WrongInput
+from muster.launcher.spec.job_options import SHARED
 from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_numbered
 from muster.slurm.client.script_lines import LineWord
 
@@ -37,8 +38,6 @@ _VARIABLES = {
 _COUNTS = frozenset({"nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "segment"})
 _TOO_MANY = re.compile(r"\d{10}")
 _OF_SEVERAL_JOBS = ("hetjob", "packjob")
-SHARED = ("user", "mcs")
-"""Values of --exclusive that share nodes."""
 NOTHING = "Nothing was queued"
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from muster.launcher.errors import WrongInput
 from muster.launcher.scripts import keys, size
-from muster.launcher.scripts.asked import NOTHING, SHARED, Asked, ask, refuse
+from muster.launcher.scripts.asked import NOTHING, Asked, ask, refuse
 from muster.launcher.scripts.bash_env import Exported, exported
 from muster.launcher.scripts.call import ScriptCall
 from muster.launcher.scripts.launch_choice import Choice, choose, forgets_nodes
 from muster.launcher.scripts.user_script import UserScript, why_not_bash
+from muster.launcher.spec.job_options import SHARED
 from muster.slurm.client.launch_settings import LaunchLine
 from muster.slurm.client.sbatch_options import SbatchOption
 from muster.slurm.client.script_lines import SBATCH, LineWord, WrongLine, late_line, words_of_lines

@@ -3,5 +3,5 @@
 Pure. `commands` and `submission` import this folder.
 
 May import: `checkpoint.redundancy`, `daemon.host`, `daemon.transport`, `fabric.groups`, `fabric.model`, `launcher`,
-`slurm.client`.
+`slurm.client`, `slurm.client.parsing`.
 """

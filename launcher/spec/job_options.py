@@ -23,17 +23,29 @@ _INSTEAD = {
     "clusters": "a login node of that cluster",
     "test-only": "muster submit --dry-run, or muster plan",
     "wait": "muster status -f JOB after the submission",
+    "gpus": "gpus_per_node in job.toml, or --gpus-per-node=TYPE:N: spares need GPUs, too",
+    "gpus-per-task": "gpus_per_node in job.toml, or --gpus-per-node=TYPE:N: Slurm sees one task on each node",
+    "ntasks-per-gpu": "ranks_per_node in job.toml",
+    "oversubscribe": "--exclusive, which is always set: a node that fails is set DOWN, which ends every job on it",
 }
 """Options that would contradict job.toml, or what Muster always sets, and what to use instead."""
+SHARED = ("user", "mcs")
+"""Values of --exclusive that share nodes."""
+_MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
+_GPUS = frozenset({"gres", "gpus-per-node"})
 
 
 def problems(options: Iterable[SbatchOption]) -> list[str]:
     """One text for each option that is not allowed."""
     return [
-        f"the sbatch option {option} is not allowed; use instead: {_INSTEAD[option.name]}"
+        f"the sbatch option {option} is not allowed; use instead: {instead}"
         for option in options
-        if option.name in _INSTEAD
+        if (instead := _INSTEAD.get("oversubscribe" if _shares_nodes(option) else option.name))
     ]
+
+
+def _shares_nodes(option: SbatchOption) -> bool:
+    return option.name == "exclusive" and option.value in SHARED
 
 
 def problems_of_texts(texts: Iterable[str]) -> list[str]:
@@ -49,7 +61,19 @@ def problems_of_texts(texts: Iterable[str]) -> list[str]:
 
 def all_options(job: Job, options: Iterable[SbatchOption]) -> list[SbatchOption]:
     """What the user asks of Slurm, in any way. Later options override earlier ones."""
-    return [*_slurm_options(job), *read_texts(job.slurm.options), *options]
+    given = [*_slurm_options(job), *read_texts(job.slurm.options), *options]
+    return [one for at, one in enumerate(given) if not any(_replaces(later, one) for later in given[at + 1 :])]
+
+
+def _replaces(later: SbatchOption, earlier: SbatchOption) -> bool:
+    """Whether both say the same in two ways, which sbatch refuses."""
+    names = {later.name, earlier.name}
+    return len(names) == 2 and (names <= _MEMORY or (names <= _GPUS and _is_of_gpus(later) and _is_of_gpus(earlier)))
+
+
+def _is_of_gpus(option: SbatchOption) -> bool:
+    parts = (option.value or "").split(",")
+    return option.name == "gpus-per-node" or all(part.partition(":")[0] == "gpu" for part in parts)
 
 
 def _slurm_options(job: Job) -> Iterator[SbatchOption]:

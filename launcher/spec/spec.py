@@ -52,6 +52,7 @@ from muster.launcher.spec.placement import Placement
 from muster.launcher.spec.record import Record
 from muster.launcher.spec.table import Count, Table
 from muster.slurm.client import names
+from muster.slurm.client.parsing.gres import count_gpus
 from muster.v1.common_pb2 import JobSpec
 
 # Slurm's own forms: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
@@ -142,7 +143,7 @@ class Slurm(Table):
     cpus_per_task: Count | None = None
     """CPUs of each node for the job."""
     gres: OneLine | None = None
-    """Generic resources of each node. gpus_per_node asks for GPUs."""
+    """Generic resources of each node, as gpu:h100:8. gpus_per_node asks for GPUs of any type."""
     exclude: OneLine | None = None
     """Nodes that the job must not get."""
     switches: TextOrNumber = None
@@ -201,7 +202,7 @@ class Job(Table):
     min_nodes: Nodes | None = None
     """The smallest number of nodes to go on with. Below nodes it needs elastic."""
     ranks_per_node: RanksPerNode | None = None
-    """Processes that run the command on each node. Default: gpus_per_node, else 1."""
+    """Processes that run the command on each node. Default: one for each GPU that is asked for, else 1."""
     gpus_per_node: RanksPerNode | None = None
     """GPUs to ask Slurm for on each node. Default: none."""
     command: Command
@@ -357,8 +358,11 @@ class Job(Table):
                 f"checkpoint.copies = {self.checkpoint.copies} must not be more than nodes = {self.nodes}: only nodes "
                 "with ranks hold copies"
             )
-        if self.gpus_per_node and self.slurm.gres:
-            yield "gpus_per_node and slurm.gres both request GRES for each node: keep one of them"
+        if self.gpus_per_node and self._gpus_of_gres not in (0, self.gpus_per_node):
+            yield (
+                f"gpus_per_node = {self.gpus_per_node} and slurm.gres = {self.slurm.gres!r} ask for different numbers "
+                "of GPUs: keep one of them"
+            )
         if self.gpus_per_node and self.ranks_per_node and self.ranks_per_node % self.gpus_per_node:
             yield f"ranks_per_node = {self.ranks_per_node} must be a multiple of gpus_per_node = {self.gpus_per_node}"
         if self.world_size > job_limits.MAX_RANKS:
@@ -387,7 +391,7 @@ class Job(Table):
     @property
     def local_ranks(self) -> int:
         """Ranks on each node: ranks_per_node, else one for each GPU, else 1."""
-        return self.ranks_per_node or self.gpus_per_node or 1
+        return self.ranks_per_node or self.gpus_per_node or self._gpus_of_gres or 1
 
     @property
     def world_size(self) -> int:
@@ -404,7 +408,14 @@ class Job(Table):
     @property
     def gres(self) -> str | None:
         """The GRES request for each node."""
-        return f"gpu:{self.gpus_per_node}" if self.gpus_per_node else self.slurm.gres
+        if not self.gpus_per_node or self._gpus_of_gres:
+            return self.slurm.gres
+        return ",".join(filter(None, (f"gpu:{self.gpus_per_node}", self.slurm.gres)))
+
+    @property
+    def _gpus_of_gres(self) -> int:
+        """GPUs of each node, or parts of them, that slurm.gres names."""
+        return count_gpus(self.slurm.gres or "", parts=True) or 0
 
     @property
     def axes(self) -> Axes:

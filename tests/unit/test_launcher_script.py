@@ -100,8 +100,9 @@ def test_slurm_reads_the_options_as_intended() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["--nodes=3", "-N3", "--arr=1", "-HN3", "--array=1-4", "--no-requeue", "--wrap=true", "-W"]
-)
+    "option", ["--nodes=3", "-N3", "--arr=1", "-HN3", "--array=1-4", "--no-requeue", "--wrap=true", "-W",
+               "-G8", "--gpus-per-task=1", "-s", "--exclusive=user"]
+)  # fmt: skip
 def test_an_option_that_contradicts_the_spec_is_refused(option: str) -> None:
     with pytest.raises(WrongInput, match="is not allowed"):
         render(submission(PLAIN, option))
@@ -118,12 +119,13 @@ def test_without_an_address_nodes_use_their_own_settings() -> None:
     [
         ((), ["--account=physics", "--mem=400G", "--gres=gpu:4"]),
         (("--mem", "10G"), ["--account=physics", "--mem=400G", "--gres=gpu:4", "--mem=10G"]),
+        (("--mem-per-cpu", "1G"), ["--account=physics", "--gres=gpu:4", "--mem-per-cpu=1G"]),
         (
             ("-c8", "-A", "maths"),
             [*["--account=physics", "--mem=400G", "--gres=gpu:4", "--cpus-per-task=8", "--account=maths"]],
         ),
         (("--wckey=grant7",), ["--account=physics", "--mem=400G", "--gres=gpu:4", "--wckey=grant7"]),
-        (("--gpus-per-node=2", "-p", "big"), ["--account=physics", "--mem=400G", "--gres=gpu:4", "--gpus-per-node=2"]),
+        (("--gpus-per-node=2", "-p", "big"), ["--account=physics", "--mem=400G", "--gpus-per-node=2"]),
     ],
 )
 def test_pool_nodes_get_the_options_of_a_single_node(options: tuple[str, ...], found: list[str]) -> None:

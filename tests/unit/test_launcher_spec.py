@@ -311,6 +311,22 @@ def test_a_value_that_python_can_not_show_is_refused_in_words(text: str) -> None
     assert re.search("is not TOML: (an integer has more than 64 bits|more than 32 tables and lists)", refusal(text))
 
 
+@pytest.mark.parametrize(
+    ("keys", "gres", "ranks"),
+    [
+        ("slurm.gres = 'gpu:h100:2'", "gpu:h100:2", 2),
+        ("slurm.gres = 'gpu:1g.10gb:7'", "gpu:1g.10gb:7", 7),
+        ("slurm.gres = 'gpu:h100:2,nvme:1'\nranks_per_node = 1", "gpu:h100:2,nvme:1", 1),
+        ("gpus_per_node = 2\nslurm.gres = 'gpu:h100:2'", "gpu:h100:2", 2),
+        ("gpus_per_node = 2\nslurm.gres = 'nvme:1'", "gpu:2,nvme:1", 2),
+        ("slurm.gres = 'nvme:1'", "nvme:1", 1),
+    ],
+)
+def test_each_gpu_that_is_asked_for_has_a_rank(keys: str, gres: str, ranks: int) -> None:
+    job = parse(f"{LEAST}{keys}\n", "job.toml")
+    assert (job.gres, job.local_ranks) == (gres, ranks)
+
+
 def test_one_answer_names_all_mistakes() -> None:
     tables = """
 env = { FOO = 1, RANK = "0", "A B" = "1", WORLD_SIZE = "4" }
@@ -324,11 +340,11 @@ slurm.options = ["nice", "--nodes 3", "--array=0-3", "--nice=3", "-J x"]
     ):
         assert words in told
     told = refusal(
-        f"{LEAST}min_nodes = 9\ngpus_per_node = 2\nslurm.gres = 'gpu:2'\nmodel.global_batch = 6\n"
+        f"{LEAST}min_nodes = 9\ngpus_per_node = 2\nslurm.gres = 'gpu:1'\nmodel.global_batch = 6\n"
         "checkpoint.durable_every = '30 minutes'\n"
     )
     for words in (
-        *("min_nodes = 9 must not", "checkpoint.durable_every needs", "gpus_per_node and slurm.gres"),
+        *("min_nodes = 9 must not", "checkpoint.durable_every needs", "gpus_per_node = 2 and slurm.gres = 'gpu:1'"),
         "parallelism.data = 8 must divide model.global_batch",
     ):
         assert f"\n  {words}" in told

@@ -8,15 +8,18 @@ _MIG = re.compile(r"\dg\.\d+gb", re.IGNORECASE)
 _GRES_PART = re.compile(r"gpu(?::(?!\d+(?:$|\())(?P<type>[^:()]+))?(?::no_consume)?(?::(?P<count>\d+))?(?:\(.*\))?")
 
 
-def count_gpus(gres: str) -> int | None:
-    """The GPUs in "gpu:h100:4(S:0-1),gpu:a100:4,shard:64"; None: parts of GPUs, or unreadable."""
+def count_gpus(gres: str, *, parts: bool = False) -> int | None:
+    """The GPUs in "gpu:h100:4(S:0-1),gpu:a100:4,shard:64"; None: unreadable, or parts of GPUs ("gpu:1g.10gb:7").
+
+    `parts`: a part counts as a GPU.
+    """
     total = 0
     for part in re.split(r",(?![^(]*\))", gres):
         name, *_ = part.split(":")
         if name.strip().lower() != "gpu":
             continue
         found = _GRES_PART.fullmatch(part.strip())
-        if found is None or _MIG.search(part):
+        if found is None or (_MIG.search(part) and not parts):
             return None
         total += int(found["count"] or 1)
     return total
