@@ -230,6 +230,7 @@ class NodeDaemon:
             waiting=self._stream.waiting,
             kept_bytes=self._kept_memory.kept_bytes(),
             lines_not_understood=self._kernel_log.not_understood,
+            driver_lines=self._kernel_log.driver_lines,
             gpus=self._gpus(),
             lasting=self._windows.lasting,
         )

@@ -37,13 +37,14 @@ REPORTED_S = 60.0
 @dataclass(frozen=True, slots=True)
 class NodeValues:
     """What the daemon knows now. `answered_at`: when the coordinator last answered (monotonic seconds); 0: never.
-    `waiting`: observations that it has not confirmed. `gpus`: each GPU's index by its device. `lasting`: the conditions
-    that were reported and are not over."""
+    `waiting`: observations that it has not confirmed. `driver_lines`: as in KernelLogSensor. `gpus`: each GPU's
+    index by its device. `lasting`: the conditions that were reported and are not over."""
 
     answered_at: float
     waiting: int
     kept_bytes: int
     lines_not_understood: int
+    driver_lines: Mapping[str, int]
     gpus: Mapping[str, int]
     lasting: Collection[ConditionKey]
 
@@ -141,6 +142,11 @@ class NodeMetrics:
         yield GaugeMetricFamily("muster_kept_memory_bytes", "Memory of ended jobs.", value=values.kept_bytes)
         words = "Kernel messages of errors of NVIDIA's driver that could not be read."
         yield CounterMetricFamily("muster_kernel_lines_unparsed", words, value=values.lines_not_understood)
+        words = "Kernel messages in which a driver speaks of trouble in words that Muster does not know."
+        lines = CounterMetricFamily("muster_kernel_driver_lines", words, labels=("driver",))
+        for driver, count in sorted(values.driver_lines.items()):
+            lines.add_metric((driver,), count)
+        yield lines
         yield _lasting(values)
         yield from _of_ranks(self.ranks.shown(), {str(index) for index in values.gpus.values()})
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from muster.daemon.coordinator.policy.policy import OVER, Policy, Row
+from muster.daemon.node.kernel.driver_lines import driver_in_trouble
 from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY
 from muster.daemon.node.kernel.xid import KernelErrorParser
 from muster.launcher.policy.log_lines import read_line
@@ -62,6 +63,8 @@ def _of_line(line: str, policy: Policy, site: str) -> Iterator[str]:
     if error is None:
         yield "this means nothing to Muster: no signal, and nothing follows from it"
         yield f"  {_reason_for_silence(record.facility, record.fragment)}"
+        if driver := driver_in_trouble(record):
+            yield f"  {driver} speaks of trouble in words that Muster does not know: musterd counts such lines"
         yield f"  the kinds of signals are {', '.join(policy.kinds)}"
         return
     yield f"signal {error.kind} {error.code}{f' of {error.device}' if error.device else ''}"

@@ -6,9 +6,12 @@ r"""Lines of a saved kernel log, in the formats in which tools print it.
     [   98.765432] NVRM: words                        dmesg
     [Wed Nov 25 12:00:00 2026] NVRM: words            dmesg --ctime
     [Nov25 12:00] NVRM: words                         dmesg --human, also [  +0.000005]: without a time
+    [   98.765432 <    0.000005>] NVRM: words         dmesg --show-delta, also [<    0.000005>]: without a time
     [   98.765432] node1 kernel: NVRM: words          journalctl -k -o short-monotonic
     2026-11-25T12:00:00+0100 node1 kernel: NVRM: w.   journalctl -k -o short-iso, dmesg --time-format iso, syslog
-    Nov 25 12:00:00 node1 kernel: NVRM: words         journalctl -k, syslog
+    Nov 25 12:00:00 node1 kernel: NVRM: words         journalctl -k, also -o short-precise; syslog
+    Wed 2026-11-25 12:00:00 CET node1 kernel: NVRM:   journalctl -k -o short-full: the time counts as UTC
+    1795608000.000000 node1 kernel: NVRM: words       journalctl -k -o short-unix
     {"SYSLOG_FACILITY":"0","MESSAGE":"NVRM: words"}   journalctl -k -o json
     NVRM: words                                       a message alone
 
@@ -29,16 +32,24 @@ from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY, KernelRecor
 MAX_LINE_BYTES = 8192
 """The longest record of the kernel's log (CONSOLE_EXT_LOG_MAX)."""
 _RAW = re.compile(rb"[0-9]{1,4},[0-9]{1,20},(?P<microseconds>[0-9]{1,18}),[^;\n]*;")
-_SECONDS = rb"\[ *(?P<seconds>[0-9]{1,12}\.[0-9]{1,9})\](?: ?\[ *[TC][0-9]{1,10}\])? "
+_CALLER = rb"(?: ?\[ *[TC][0-9]{1,10}\])? "
+_DELTA = rb"<? *\+?[0-9]{1,12}\.[0-9]{1,9}>?"
+_SECONDS = rb"\[ *(?P<seconds>[0-9]{1,12}\.[0-9]{1,9})(?: " + _DELTA + rb")?\]" + _CALLER
 _PRIORITY = re.compile(rb"<(?P<priority>[0-9]{1,4})>" + _SECONDS)
 _DECODED = re.compile(rb"(?P<facility>[a-z0-9]{1,8}) *:[a-z]{1,8} *: ")
 _SINCE_BOOT = re.compile(_SECONDS + rb"(?:\S{1,255} kernel: )?")
-_CTIME = re.compile(rb"\[(?P<words>[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8} [0-9]{4})\] ")
+_CTIME = re.compile(
+    rb"\[(?P<words>[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8} [0-9]{4})(?: " + _DELTA + rb")?\]" + _CALLER
+)
 _ISO = re.compile(
     rb"(?P<words>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)"
     rb" (?:\S{1,255} kernel: (?:\[ *[0-9.]{1,22}\] )?)?"
 )
-_HUMAN = re.compile(rb"\[(?:[A-Z][a-z]{2} ?[0-9 ][0-9] [0-9]{2}:[0-9]{2}| *\+[0-9]{1,12}\.[0-9]{1,9})\] ")
+_HUMAN = re.compile(rb"\[(?:[A-Z][a-z]{2} ?[0-9 ][0-9] [0-9]{2}:[0-9]{2}| *(?=[+<])" + _DELTA + rb")\]" + _CALLER)
+_FULL = re.compile(
+    rb"[A-Z][a-z]{2} (?P<words>[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}(?:\.[0-9]{1,6})?) [A-Z0-9+-]{1,6} \S{1,99} kernel: "
+)
+_UNIX = re.compile(rb"(?P<words>[0-9]{1,12}\.[0-9]{6}) \S{1,255} kernel: ")
 _SYSLOG = re.compile(
     rb"(?P<words>[A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8})(?:\.[0-9]{1,9})? \S{1,255} kernel: (?:\[ *[0-9.]{1,22}\] )?"
 )
@@ -76,7 +87,7 @@ def _with_time(line: bytes, facility: int) -> LogLine:
     """A line that begins with a time of any format, or with none."""
     if found := _SINCE_BOOT.match(line):
         return _since_boot(line, found, facility)
-    for pattern, read in ((_CTIME, _ctime), (_ISO, _iso), (_SYSLOG, _syslog)):
+    for pattern, read in ((_CTIME, _ctime), (_ISO, _iso), (_SYSLOG, _syslog), (_FULL, _iso), (_UNIX, float)):
         if (found := pattern.match(line)) and (at := read(found["words"].decode())) is not None:
             return LogLine(_record(line[found.end() :], facility), at, found["words"].decode())
     human = _HUMAN.match(line)

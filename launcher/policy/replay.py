@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import BinaryIO
 
 from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.node.kernel.driver_lines import DriverLines
 from muster.daemon.node.kernel.kernel_errors import KernelErrors
 from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY
 from muster.daemon.node.sensors.kmsg import observation
@@ -45,6 +46,7 @@ class Replay:
     def __init__(self, policy: Policy) -> None:
         self.counts = Counts()
         self._policy = policy
+        self._driver_lines = DriverLines()
         self._now, self._time = 0.0, "?"
         self._signals: list[Observation] = []
         self._boot()
@@ -70,10 +72,12 @@ class Replay:
         )
         for key, count in sorted(counts.rows.items(), key=lambda item: (-item[1], item[0])):
             yield f"{count:8} {key}"
+        for driver, count in self._driver_lines.counts.most_common():
+            yield f"{count:8} not understood: trouble of {driver}; the newest: {self._driver_lines.newest[driver]}"
 
     def _boot(self) -> None:
         """A node daemon starts."""
-        self._errors = KernelErrors()
+        self._errors = KernelErrors(self._driver_lines)
         self._windows = SignalWindows(self._signals.append, wall=lambda: self._now)
         self._windows.use(SignalRule(**asdict(rule)) for rule in self._policy.rules())
 

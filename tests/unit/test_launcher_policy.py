@@ -157,6 +157,14 @@ def test_what_means_nothing_is_said_and_is_no_failure(
         (f"kern  :err   : 2026-11-25T12:00:00,000000+00:00 {LOST}", 1795608000.0),
         (f"kern  :err   : [Wed Nov 25 12:00:00 2026] {LOST}", 1795608000.0),
         (f"kern  :err   : {LOST}", None),
+        (f"kern  :err   : [   12.500000] [   T1234] {LOST}", 12.5),
+        (f"[   12.500000 <    0.000005>] {LOST}", 12.5),
+        (f"[<    0.000005>] {LOST}", None),
+        (f"[Wed Nov 25 12:00:00 2026] [ T1234] {LOST}", 1795608000.0),
+        (f"[Wed Nov 25 12:00:00 2026 <    0.000005>] {LOST}", 1795608000.0),
+        (f"Wed 2026-11-25 12:00:00 UTC node1 kernel: {LOST}", 1795608000.0),
+        (f"1795608000.000000 node1 kernel: {LOST}", 1795608000.0),
+        (f"Nov 25 12:00:00.123456 node1 kernel: {LOST}", 975153600.0),
         (f"[Nov25 12:00] {LOST}", None),
         (f"[  +0.000005] {LOST}", None),
         (f"2026-11-25T12:00:00.000000+00:00 node1 kernel: [   12.500000] {LOST}", 1795608000.0),
@@ -231,6 +239,27 @@ def test_a_line_that_is_too_long_is_counted_and_not_kept() -> None:
     replay = Replay(SHIPPED)
     assert len(list(replay.lines(bounded_lines(log)))) == 1
     assert (replay.counts.lines, replay.counts.too_long) == (3, 2)
+
+
+def test_trouble_of_a_driver_in_unknown_words_is_counted_and_shown() -> None:
+    lines = [
+        f"[   10.000000] {LOST}",
+        "[   10.200000] NVRM: a detail of the error before, which failed",
+        "[   20.000000] NVRM: GPU0 gpuDoWhatever: timeout of the new engine",
+        "[   21.000000] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64",
+        "[   22.000000] mlx5_core 0000:3b:00.0: new:7: lane 3 is stuck",
+        "[   23.000000] mlx5_core 0000:3b:00.0: new:7: lane 4 is stuck",
+        "[   24.000000] mlx5_core 0000:3b:00.0 eth0: Link up",
+        "[   25.000000] usb 1-1: device descriptor read/64, error -71",
+    ]
+    signals, replay = _replayed(*lines, f"[    1.000000] {FAULT}")  # after a boot, counts go on
+    assert len(signals) == 2
+    assert list(replay.summary())[-2:] == [
+        "       2 not understood: trouble of mlx5_core; the newest: mlx5_core 0000:3b:00.0: new:7: lane 4 is stuck",
+        "       1 not understood: trouble of NVRM; the newest: NVRM: GPU0 gpuDoWhatever: timeout of the new engine",
+    ]
+    assert "mlx5_core speaks of trouble in words that Muster does not know" in _explained(lines[4])
+    assert "speaks of trouble" not in _explained(f"12,1,2,-;{lines[4][15:]}")  # a program's
 
 
 def test_replay_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,19 @@ GENUINE = (
     "NVRM: GPU at 0000:18:00.0 has fallen off the bus.",
     "NVRM: fallen off the bus and is not responding to commands.",
     "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 10006, TSENSE OVERT Threshold reached. Shutting Down",
+    "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x22:0x65:1457)",
+    "NVRM: RmInitAdapter failed! (0x22:0x65:1457)",
+    "Memory failure: 0x12ab34: Killing a:7 due to hardware memory corruption",
+    "nvme0n1: Read(0x2) @ LBA 1234, 8 blocks, Unrecovered Read Error (sct 0x2 / sc 0x81) DNR",
+    "nvme nvme0: frozen state error detected, reset controller",
+    "rcu: INFO: rcu_preempt self-detected stall on CPU",
+    "INFO: rcu_sched self-detected stall on CPU { 3}  (t=21000 jiffies g=1 c=1 q=1)",
+    "md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.",
+    "bnxt_en 0000:3b:00.0 eth0: Firmware fatal reset event received",
+    "mlx5_core 0000:3b:00.0: Fatal error 3 detected",
+    "pcieport 0000:00:01.4: DPC: containment event, status:0x1f01 source:0x0000",
+    "pcieport 0000:00:01.4: AER: Uncorrected (Fatal) error received: 0000:3b:00.0",
     "XID 64 Dynamic Page Retirement: Fatal error, unable to retire page (0x1)",
     "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system has\n"
     "NVRM: fallen off the bus and is not responding to commands.",
@@ -58,7 +71,18 @@ CARD = re.compile(r"[\w-]{1,64} [0-9A-Fa-f]{4,8}:", re.ASCII)
 """Messages about a card start with the name of its driver."""
 DRIVER_STARTS = (
     *("NVRM: ", "nvidia-nvswitch", "XID ", "mce: ", "[Hardware Error]: ", "{", "EDAC MC", "EXT", "XFS (", "NETDEV"),
-    *("mlx5_core ", "nvme nvme", "Buffer I/O", "I/O error, ", "BUG: soft", "watchdog: "),
+    *(
+        "mlx5_core ",
+        "nvme",
+        "Memory failure",
+        "rcu: ",
+        "INFO: rcu_",
+        "md/raid",
+        "Buffer I/O",
+        "I/O error, ",
+        "BUG: soft",
+        "watchdog: ",
+    ),
 )
 NAME_FIRST = (
     "{}[4711]: segfault at 0 ip 0000000000401136 sp 00007ffd4f3c error 6",

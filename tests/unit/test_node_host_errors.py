@@ -31,6 +31,10 @@ MESSAGES = [
     ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: 8c00004000010090", "machine-check", 1, "cpu3"),
     ("mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 4: b200000000070f0f", "machine-check", 2, "cpu3"),
     ("mce: Uncorrected hardware memory error in user-access at 1a2b3c000", "machine-check", 2, ""),
+    ("Memory failure: 0x12ab34: Sending SIGBUS to a:7 due to hardware memory corruption", "machine-check", 2, ""),
+    ("Memory failure: 0x12ab34: Killing a:7 due to hardware memory corruption", "machine-check", 2, ""),
+    ("[Hardware Error]: System Fatal error.", "machine-check", 2, ""),
+    ("[Hardware Error]: Deferred error, no action required.", "machine-check", 1, ""),
     ("[Hardware Error]: Corrected error, no action required.", "machine-check", 1, ""),
     ("[Hardware Error]: Uncorrected, software restartable error.", "machine-check", 2, ""),
     (
@@ -51,6 +55,12 @@ MESSAGES = [
     ("XFS (dm-0): Log I/O Error (0x2) detected at xlog_ioend_work+0x58.", "filesystem", 1, "dm-0"),
     ("XFS (md127): Corruption of in-memory data detected.  Shutting down filesystem", "filesystem", 1, "md127"),
     ("XFS (sdb): Filesystem has been shut down due to log error (0x2).", "filesystem", 1, "sdb"),
+    ("XFS (dm-0): log I/O error -5", "filesystem", 1, "dm-0"),
+    ("md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.", "filesystem", 1, "md0"),
+    ("md/raid1:md127: Disk failure on nvme0n1p1, disabling device.", "filesystem", 2, "md127"),
+    ("EXT4-fs error (device sda1) in ext4_do_update_inode:5123: Journal has aborted", "filesystem", 2, "sda1"),
+    ("EXT4-fs (dm-0): I/O error while writing superblock", "filesystem", 2, "dm-0"),
+    ('XFS (dm-0): metadata I/O error in "xfs_imap_to_bp+0x4c/0x70" at daddr 0x1', "filesystem", 2, "dm-0"),
     ("BTRFS info (device sda1 state EA): forced readonly", "filesystem", 1, "sda1"),
     ("EXT4-fs error (device sda1): ext4_find_entry:1455: inode #2: comm ls: reading", "filesystem", 2, "sda1"),
     ("XFS (sda1): Metadata corruption detected at xfs_agi_verify+0x5d", "filesystem", 2, "sda1"),
@@ -58,6 +68,27 @@ MESSAGES = [
     (f"ixgbe {BDF} eth0: NETDEV WATCHDOG: CPU: 1: transmit queue 3 timed out 5000 ms", "nic", 1, BDF),
     (f"mlx5_core {BDF} eth0: TX timeout detected", "nic", 1, BDF),
     (f"mlx5_core {BDF}: poll_health:801:(pid 0): device's health compromised - reached miss count", "nic", 2, BDF),
+    (f"mlx5_core {BDF} eth0: TX timeout on queue: 0, SQ: 0x4e, CQ: 0x4, SQ Cons: 0x0", "nic", 1, BDF),
+    (f"bnxt_en {BDF} eth0: TX timeout detected, starting reset task!", "nic", 1, BDF),
+    (f"ena {BDF} ens5: Keep alive watchdog timeout.", "nic", 1, BDF),
+    (f"ena {BDF}: Keep alive watchdog timeout.", "nic", 1, BDF),
+    (f"bnxt_en {BDF} eth0: Firmware fatal reset event received", "nic", 2, BDF),
+    (f"bnxt_en {BDF} eth0: Firmware fatal reset event, data1: 0x1, data2: 0x0, min wait 0 ms", "nic", 2, BDF),
+    (f"bnxt_en {BDF} eth0: Firmware non-fatal reset event received, max wait time 100 msec", "nic", 3, BDF),
+    (f"mlx5_core {BDF}: device's health compromised", "nic", 2, BDF),
+    (f"mlx5_core {BDF}: poll_health:816:(pid 0): Fatal error 3 detected", "nic", 2, BDF),
+    (f"mlx5_core {BDF}: print_health_info:411:(pid 0): PCI slot is unavailable", "nic", 2, BDF),
+    (f"mlx5_core {BDF}: health_care:154:(pid 9): handling bad device here", "nic", 2, BDF),
+    (
+        f"mlx5_core {BDF}: print_health_info:425:(pid 0): Health issue observed, HW fatal error\n, severity(3) ERROR:",
+        *("nic", 2, BDF),
+    ),
+    (f"mlx5_core {BDF}: temp_warn:156:(pid 0): High temperature on sensors with bit set 0 1", "nic", 4, BDF),
+    (f"mlx5_core {BDF}: Port module event[error]: module 0, Cable error, High Temperature", "nic", 4, BDF),
+    (
+        f"mlx5_core {BDF}: mlx5_pcie_event:299:(pid 2): Detected insufficient power on the PCIe slot (27W).",
+        *("nic", 4, BDF),
+    ),
     (f"mlx5_core {BDF}: poll_health:174: device's health compromised - reached miss count.", "nic", 2, BDF),
     *(
         (f"mlx5_core {BDF}: {place}Health issue observed, {what}, severity({severity}) WORD:", "nic", code, BDF)
@@ -82,6 +113,16 @@ MESSAGES = [
         f"pci 0000:00:01.0: DPC: containment event, status:0x000d, ERR_FATAL received from {BDF}",
         *("pcie-aer", 3, BDF),
     ),
+    ("pcieport 0000:00:01.4: DPC containment event, status:0x1f01 source:0x0000", "pcie-aer", 3, "0000:00:01.4"),
+    ("pcieport 0001:00:01.4: DPC: containment event, status:0x1f03 source:0x3b09", "pcie-aer", 3, "0001:3b:01.1"),
+    (
+        "pci 0000:00:01.0: DPC: containment event, status:0x0009: unmasked uncorrectable error detected",
+        *("pcie-aer", 3, "0000:00:01.0"),
+    ),
+    (f"pcieport 0000:00:01.4: AER: Uncorrected (Fatal) error received: {BDF}", "pcie-aer", 3, BDF),
+    (f"pcieport 0000:00:01.4: AER: Uncorrectable (Fatal) error message received from {BDF}", "pcie-aer", 3, BDF),
+    ("pcieport 0000:00:01.4: AER: Multiple Uncorrected (Non-Fatal) error received: id=0018", "pcie-aer", 2, ""),
+    (f"mlx5_core {BDF}: device recovery failed", "pcie-aer", 4, BDF),
     ("pcieport 0000:30:03.0: EDR: EDR event received", "pcie-aer", 3, "0000:30:03.0"),
     ("pcieport 0000:00:01.4: AER: device recovery failed", "pcie-aer", 4, "0000:00:01.4"),
     ("pcieport 0000:00:01.4: AER: Device recovery failed", "pcie-aer", 4, "0000:00:01.4"),
@@ -94,6 +135,15 @@ MESSAGES = [
     ("nvme nvme1: I/O 22 QID 0 timeout, reset controller", "nvme", 2, "nvme1"),
     ("nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10", "nvme", 2, "nvme0"),
     ("nvme nvme0: Disabling device after reset failure: -19", "nvme", 3, "nvme0"),
+    ("nvme nvme0: frozen state error detected, reset controller", "nvme", 2, "nvme0"),
+    ("nvme nvme0: Device not ready; aborting reset, CSTS=0x1", "nvme", 2, "nvme0"),
+    ("nvme nvme0: Device not ready; aborting initialisation, CSTS=0x0", "nvme", 2, "nvme0"),
+    ("nvme nvme0: resetting controller due to persistent internal error", "nvme", 2, "nvme0"),
+    ("nvme nvme0: failed state error detected, request disconnect", "nvme", 3, "nvme0"),
+    ("nvme nvme0: Removing after probe failure status: -19", "nvme", 3, "nvme0"),
+    ("nvme0n1: Read(0x2) @ LBA 1234, 8 blocks, Unrecovered Read Error (sct 0x2 / sc 0x81) DNR", "nvme", 4, "nvme0n1"),
+    ("Buffer I/O error on device nvme0n1p1, logical block 0", "nvme", 4, "nvme0n1"),
+    ("protection error, dev nvme0n1, sector 4711 op 0x0:(READ) flags 0x0", "nvme", 4, "nvme0n1"),
     ("Buffer I/O error on dev nvme0n1p1, logical block 3, async page read", "nvme", 4, "nvme0n1"),
     ("blk_update_request: I/O error, dev nvme0n1, sector 4711", "nvme", 4, "nvme0n1"),
     ("critical medium error, dev nvme0n1, sector 4711 op 0x0:(READ)", "nvme", 4, "nvme0n1"),
@@ -101,10 +151,15 @@ MESSAGES = [
     ("INFO: task python:4711 blocked in I/O wait for more than 122 seconds.", "hung-task", 0, ""),
     ("INFO: task a:4711 is blocked on a mutex likely owned by task trainer:4875.", "hung-task", 1, ""),
     ("INFO: task a:4711 blocked on a semaphore likely last held by task trainer:4875", "hung-task", 1, ""),
+    ("INFO: task a:4711 is blocked on a mutex, but the owner is not found.", "hung-task", 1, ""),
+    ("INFO: task a:4711 is blocked on a semaphore, but the last holder is not found.", "hung-task", 1, ""),
     ("INFO: task a:1 <reader> blocked on an rw-semaphore likely owned by task b:2 <writer>", "hung-task", 1, ""),
     ("watchdog: BUG: soft lockup - CPU#12 stuck for 22s! [python:7]", "lockup", 1, "cpu12"),
     ("NMI watchdog: BUG: soft lockup - CPU#2 stuck for 23s! [python:7]", "lockup", 1, "cpu2"),
     ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 3", "lockup", 2, "cpu3"),
+    ("rcu: INFO: rcu_preempt self-detected stall on CPU", "lockup", 3, ""),
+    ("rcu: INFO: rcu_sched detected stalls on CPUs/tasks:", "lockup", 3, ""),
+    ("INFO: rcu_sched self-detected stall on CPU { 3}  (t=21000 jiffies g=1 c=1 q=1)", "lockup", 3, ""),
     ("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3", "lockup", 2, "cpu3"),
 ]
 
@@ -135,6 +190,36 @@ def test_every_message_has_a_row_with_its_source() -> None:
         "XFS (sda1): User initiated shutdown received.",
         "[Hardware Error]: event severity: fatal",  # BERT: of an earlier boot
         "pcieport 0000:00:01.4: AER: device recovery successful",
+        "pcieport 0000:00:01.4: AER: Corrected error received: 0000:3b:00.0",
+        "pcieport 0000:00:01.4: AER: broadcast error_detected message",
+        "pci 0000:00:01.0: DPC: containment event, status:0x0027: software trigger detected",
+        "pcieport 0000:00:01.4: DPC: containment event, status:0x1f27 source:0x0000",  # a program's trigger
+        "pcieport 0000:00:01.4: DPC: error containment capabilities: Int Msg #0, RPExt+ PoisonedTLP+ SwTrigger+",
+        "pcieport 0000:00:01.1: pciehp: Slot(1): Card not present",  # an administrator takes a disk
+        f"mlx5_core {BDF}: mlx5_cmd_out_err:838:(pid 1): ACCESS_REG(0x805) op_mod(0x1) failed, status bad",
+        f"mlx5_core {BDF}: cmd[0]: CREATE_MKEY(0x200) No done completion",
+        f"mlx5_core {BDF}: Port module event[error]: module 0, Cable error, Unsupported or unknown cable",
+        f"mlx5_core {BDF}: mlx5_pcie_event:303:(pid 5): PCIe slot advertised sufficient power (75W).",
+        "infiniband mlx5_0: dump_cqe:272:(pid 0): dump error cqe",  # a peer is gone
+        f"bnxt_en {BDF} eth0: Firmware activation event received",
+        "nvme nvme0: Abort status: 0x0",
+        "nvme nvme0: resetting controller",
+        "nvme nvme1: I/O tag 4 (1004) type 4 opcode 0x1 (I/O Cmd) QID 1 timeout",  # over a network
+        "nvme0n1: Dataset Management(0x9) @ LBA 0, 8 blocks, Invalid Field in Command (sct 0x0 / sc 0x2) DNR",
+        "critical target error, dev nvme0n1, sector 812 op 0x3:(DISCARD) flags 0x800 phys_seg 1 prio class 0",
+        "critical target error, dev nvme0n1, sector 812 op 0x9:(WRITE_ZEROES) flags 0x8000800 phys_seg 0",
+        "operation not supported error, dev nvme0n1, sector 812 op 0x9:(WRITE_ZEROES) flags 0x800",
+        "Memory failure: 0x12ab34: recovery action for free buddy page: Recovered",
+        "Soft offlining pfn 0x12ab34 at process virtual address 0x7f0000000000",
+        "CPU3: Core temperature above threshold, cpu clock throttled (total events = 1)",
+        "mce: CPU3: Package temperature above threshold, cpu clock throttled (total events = 1)",
+        "EDAC skx MC5: HANDLING MCE MEMORY ERROR",
+        "[Hardware Error]: cache level: L3/GEN, tx: GEN, mem-tx: RD",
+        "nfs: server 10.0.0.1 not responding, still trying",
+        "LustreError: 11-0: fs-OST0001-osc: operation ost_read to node failed: rc = -107",
+        "EXT4-fs (nvme0n1p1): recovery complete",
+        "md/raid1:md0: active with 2 out of 2 mirrors",
+        "rcu: Hierarchical RCU implementation.",
         "pcieport 0000:00:01.4: DPC: enabled with IRQ 26",
         "EDAC MC: Ver: 3.0.0",
         "EDAC MC0: Giving out device to module skx_edac controller Skylake Socket#0 IMC#0",
@@ -170,6 +255,10 @@ def _of_firmware(*messages: str) -> list[tuple[str, int]]:
         ("corrected", "PCIe error", ("pcie-aer", 1)),
         ("recoverable", "PCIe error", ("pcie-aer", 2)),
         ("fatal", "PCIe error", ("pcie-aer", 3)),
+        ("recoverable", "CXL Protocol Error", ("pcie-aer", 2)),
+        ("recoverable", "ARM processor error", ("machine-check", 2)),
+        ("recoverable", "unknown, 6d5244f2-2712-11ec-bea7-cb3fdb95c786", ("machine-check", 3)),
+        ("fatal", "Firmware Error Record Reference", ("machine-check", 3)),
     ],
 )
 def test_the_firmware_says_in_which_part_the_error_is(severity: str, section: str, error: tuple[str, int]) -> None:
@@ -184,6 +273,14 @@ def test_an_error_of_a_network_card_that_the_firmware_reports_moves_no_ranks() -
     head = "[1.0] {1}[Hardware Error]: "
     report = ("event severity: recoverable", " Error 0, type: recoverable", "  section_type: PCIe error")
     assert _actions(*(head + line for line in report)) == ["degraded, flush"]
+
+
+@pytest.mark.parametrize(
+    ("severity", "section"), [("corrected", "unknown, 6d5244f2-2712-11ec-bea7-cb3fdb95c786"), ("info", "memory error")]
+)
+def test_what_the_firmware_has_mended_in_an_unnamed_part_is_nothing(severity: str, section: str) -> None:
+    head = "{4}[Hardware Error]: "
+    assert _of_firmware(f"{head} Error 0, type: {severity}", f"{head}  section type: {section}") == []
 
 
 def test_what_the_firmware_says_in_another_report_is_not_mixed_up() -> None:

@@ -40,6 +40,7 @@ VALUES = NodeValues(
     waiting=2,
     kept_bytes=3,
     lines_not_understood=4,
+    driver_lines={"mlx5_core": 5},
     gpus=GPUS,
     lasting={("gpu-throttle", 64, "0000:3b:00"), ("rdma-port", 1, "mlx5_0/1"), ("rdma-port", 1, "mlx5_1/1")},
 )

@@ -116,6 +116,18 @@ def test_an_xid_is_read(line: str, code: int, device: str | None) -> None:
         ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", "gpu-lost", 0, "0000:18:00.0"),
         ("NVRM: GPU at 0000:01:00.0 has fallen off the bus.", "gpu-lost", 0, "0000:01:00.0"),
         ("NVRM: fallen off the bus and is not responding to commands.", "gpu-lost", 0, ""),
+        ("NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x22:0x65:1457)", "gpu-missing", 2, "0000:18:00.0"),
+        ("NVRM: rm_init_adapter failed for device bearing minor number 0", "gpu-missing", 2, ""),
+        *(
+            (f"nvidia-nvswitch0: SXid (PCI:0000:84:00.0): {code}, {words}", kind, code, "0000:84:00.0")
+            for code, words, kind in (
+                (12028, "Fatal, Link 28 egress non-posted PRIV error (First)", "sxid"),
+                (12023, "Correctable, Link 28 egress ECC", "sxid-nonfatal"),
+                (10004, "Thermal Slowdown Engaged | Temp higher than WARN Threshold", "sxid-nonfatal"),
+                (10006, "TSENSE OVERT Threshold reached. Shutting Down", "sxid"),
+                (26006, "SOE HALTED", "sxid-nonfatal"),
+            )
+        ),
         (
             "nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 20009, Non-fatal, Link 28 RX Short Error Rate",
             "sxid-nonfatal",

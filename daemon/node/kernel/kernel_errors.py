@@ -5,6 +5,7 @@ The node daemon reads its kernel log with this, and `muster policy replay` a sav
 
 from __future__ import annotations
 
+from muster.daemon.node.kernel.driver_lines import DriverLines
 from muster.daemon.node.kernel.kernel_record import KernelError, KernelRecord
 from muster.daemon.node.kernel.xid import KernelErrorParser
 
@@ -34,10 +35,11 @@ class RecentErrors:
 
 
 class KernelErrors:
-    """Reads record after record."""
+    """Reads record after record. `lines`: counts what was not understood. `line`: what of the newest record to show."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: DriverLines | None = None) -> None:
         self._parser, self._recent = KernelErrorParser(), RecentErrors()
+        self.lines, self.line = lines or DriverLines(), ""
 
     @property
     def not_understood(self) -> int:
@@ -47,4 +49,5 @@ class KernelErrors:
     def new_error(self, record: KernelRecord, now: float) -> KernelError | None:
         """The error of which the record tells; None if it tells of none, or repeats one. `now`: as in `is_new`."""
         error = self._parser.parse(record)
+        self.line = self.lines.note(record, error is not None, now)
         return error if error and self._recent.is_new(error, now) else None

@@ -15,7 +15,10 @@ Pure: records in, data out. The formats are those of the drivers since about 201
     NVRM: GPU at 0000:01:00.0 has fallen off the bus.                             to 2016
     NVRM: The NVIDIA GPU 0000:18:00.0\nNVRM: (PCI ID: 10de:2330) installed ...    one message with line breaks
     NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.
+    NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x62:0xffff:2142)             gpu-missing 2
     nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up
+    nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12023, Correctable, Link 30 ...   sxid-nonfatal
+    nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 10006, TSENSE OVERT ...           no word for how bad: see `_SXID_FATAL`
 
 Kinds are those of the coordinator's policy.toml.
 
@@ -64,18 +67,25 @@ _XID = _pattern(
     rf"NVRM: Xid \((?:PCI:)?(?P<bdf>{_BDF})(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): (?P<xid>\d{{1,5}})(?:, ?(?P<rest>.*))?"
 )
 _RETIREMENT = _pattern(r"XID (?P<xid>6[34]) Dynamic Page Retirement")
-_NVLINK5 = _pattern(rf"{_PROCESS}[A-Z0-9_]+\s+(?P<severity>Fatal|Nonfatal)\s+XC\d\s+i\d\s+Link\s+-?\d+\s+\(")
+_NVLINK5 = _pattern(rf"{_PROCESS}[A-Z0-9_/]+\s+(?P<severity>Fatal|Nonfatal)\s+XC\d\s+i\d\s+Link\s+-?\d+\s+\(")
 _RECOVERY = _pattern(
     rf"{_PROCESS}GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x(?P<to>[0-9a-f]{{1,4}}) \("
 )
 _SXID = _pattern(
-    rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:(?P<bdf>{_BDF})\): (?P<sxid>\d{{1,5}}), (?P<severity>Fatal|Non-fatal), "
+    rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:(?P<bdf>{_BDF})\): (?P<sxid>\d{{1,5}}), "
+    r"(?!Severity |Data )(?P<severity>Fatal|Non-fatal|Correctable|)(?:, )?"
 )
+"""Two further lines with the same number tell details."""
+_SXID_FATAL = (10006, 28005)
+"""The switch or its optical modules shut down for heat: the line does not say Fatal."""
 _NODE_REBOOT = _pattern(
     r"NVRM: (?:GPU\d{1,3} )?(?:\w{1,64}: )?uvm encountered global fatal error 0x[0-9a-f]{1,8}, requiring os reboot"
 )
 """Concerns all GPUs of the node. Drivers before 565 print no Xid 154 after it."""
 _LOST = _pattern(rf"NVRM: GPU (?:(?P<bdf>{_BDF}): GPU|at (?:PCI:)?(?P<old_bdf>{_BDF})) has fallen off the bus")
+_NOT_STARTED = _pattern(
+    rf"NVRM: (?:GPU (?P<bdf>{_BDF}): )?(?:RmInitAdapter failed!|rm_init_adapter failed(?:,| for device bearing) )"
+)
 _LOST_END = _pattern(r"NVRM: fallen off the bus and is not responding to commands")
 # One sentence in up to three lines. Each driver breaks it elsewhere.
 _GPU = rf"The NVIDIA GPU (?P<bdf>{_BDF})(?: \(PCI ID: [0-9a-f]{{4}}:[0-9a-f]{{4}}\))?"
@@ -167,14 +177,17 @@ def _error(message: str) -> KernelError | None:
     if found := _XID.fullmatch(message):
         return _xid(found, text)
     if found := _SXID.match(message):
-        kind = "sxid" if found["severity"] == "Fatal" else "sxid-nonfatal"
-        return KernelError(kind, int(found["sxid"]), found["bdf"].lower(), text)
+        code = int(found["sxid"])
+        fatal = found["severity"] == "Fatal" or (not found["severity"] and code in _SXID_FATAL)
+        return KernelError("sxid" if fatal else "sxid-nonfatal", code, found["bdf"].lower(), text)
     if found := _RETIREMENT.match(message):
         return KernelError("xid", int(found["xid"]), "", text)
     if _NODE_REBOOT.match(message):
         return KernelError("gpu-recovery", _REBOOT_NODE, "", text)
     if found := _LOST.match(message):
         return KernelError("gpu-lost", 0, (found["bdf"] or found["old_bdf"]).lower(), text)
+    if found := _NOT_STARTED.match(message):
+        return KernelError("gpu-missing", 2, (found["bdf"] or "").lower(), text)
     return None
 
 

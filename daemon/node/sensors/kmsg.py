@@ -9,7 +9,7 @@ Drivers print one fault several times, so the same code of the same device withi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from muster.daemon.host import clock
 from muster.daemon.node.kernel.kernel_errors import KernelErrors
@@ -41,6 +41,11 @@ class KernelLogSensor:
         """Messages in this boot's kernel log that tell of errors of NVIDIA's driver and could not be read."""
         return self._errors.not_understood
 
+    @property
+    def driver_lines(self) -> Mapping[str, int]:
+        """For each driver: its lines that speak of trouble and were not understood."""
+        return dict(self._errors.lines.counts)
+
     async def watch(self, report: Report) -> None:
         """See Sensor.watch."""
         log = open_kernel_log(self._roots.kmsg)
@@ -54,6 +59,8 @@ class KernelLogSensor:
                 if error := errors.new_error(record, self._now()):
                     _log.warning("hardware error: %s", error.text)
                     report(observation(error, clock.wall(), position.begin(record.sequence)))
+                elif errors.line:
+                    _log.info("a driver speaks of trouble in words that Muster does not know: %s", errors.line)
 
     def _kept_position(self) -> LogPosition:
         """The position of this process: observations of an earlier `watch` may still wait for the coordinator."""
