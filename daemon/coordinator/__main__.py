@@ -47,10 +47,11 @@ from muster.daemon.transport.channel import ListenError, check_listen_address
 from muster.daemon.transport.identity import IdentityError
 from muster.daemon.transport.management_hosts import ManagementHosts
 from muster.daemon.transport.tls import TlsError
+from muster.slurm.client.backends import completion
 from muster.slurm.client.backends.open import open_slurm
 from muster.slurm.client.backends.run_command import LIFETIME_TOOLS, can_limit_lifetime
 from muster.slurm.client.deadline import LeaseGuard, no_lease
-from muster.slurm.client.errors import SlurmUnavailable
+from muster.slurm.client.errors import SlurmError, SlurmUnavailable
 from muster.slurm.client.parsing.site_fabric import FABRIC_FILE
 from muster.slurm.client.types import Slurm
 
@@ -211,7 +212,17 @@ async def _open_slurm(flags: argparse.Namespace, lease_guard: LeaseGuard) -> Slu
     if kind == "fake":
         return LocalSlurm(flags.local_nodes)
     backend = "cli" if kind == "cli" else "pyslurm"
-    return await open_slurm(backend, strict=kind == "pyslurm", lease_guard=lease_guard)
+    opened, _ = await asyncio.gather(
+        open_slurm(backend, strict=kind == "pyslurm", lease_guard=lease_guard), _check_jobs_can_be_ended()
+    )
+    return opened
+
+
+async def _check_jobs_can_be_ended() -> None:
+    try:
+        await completion.library()
+    except SlurmError as error:
+        _log.warning("a job that loses its first node will hold its nodes until its time limit: %s", error)
 
 
 async def _serve(coordinator: Coordinator, stop_requested: asyncio.Event) -> None:

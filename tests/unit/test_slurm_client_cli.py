@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import _ctypes
 import asyncio
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 
+from muster.slurm.client.backends import completion
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import BatchHostRefused, NotPermitted, SlurmRefused, SlurmTimeout, SlurmUnavailable
 from muster.slurm.client.states import JobFlag, JobState, NodeState
@@ -414,3 +417,22 @@ async def test_what_is_done_to_the_last_task_of_an_array_is_not_done_to_the_othe
     await slurm.set_requeue_flag(7, False)
     changes = [line for line in commands.lines() if not line.startswith("squeue")]
     assert changes == ["scancel 7_1", "scancel 7_0", "scontrol update JobId=7_1 Requeue=0"]
+
+
+async def test_the_library_that_ends_jobs_is_the_one_beside_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Slurm in a folder of its own: the commands on PATH are links to it."""
+    library, commands = tmp_path / "slurm" / "lib64" / "slurm" / "libslurmfull.so", tmp_path / "slurm" / "bin"
+    for folder in (library.parent, commands, tmp_path / "bin"):
+        folder.mkdir(parents=True)
+    Commands(commands).have("scontrol", "true")
+    (tmp_path / "bin" / "scontrol").symlink_to(commands / "scontrol")
+    monkeypatch.delenv("MUSTER_LIBSLURM", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    library.symlink_to(_ctypes.__file__)  # any library
+    assert await completion.library() == str(library)
+    named = tmp_path / "named.so"
+    named.symlink_to(_ctypes.__file__)
+    monkeypatch.setenv("MUSTER_LIBSLURM", str(named))
+    assert await completion.library() == str(named)

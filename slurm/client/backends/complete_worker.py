@@ -1,9 +1,9 @@
 """Calls libslurm's `slurm_complete_job` in a process of its own.
 
-    python -m muster.slurm.client.backends.complete_worker JOB EXIT_CODE
+    python -m muster.slurm.client.backends.complete_worker [JOB EXIT_CODE]
 
-Exit status: 0 if Slurm accepted the call; 1 if it refused, with Slurm's error message on stderr. This module imports
-few modules, because a job waits while it starts.
+Exit status: 0 if Slurm accepted the call; 1 if it refused, with Slurm's error message on stderr. Without a job it only
+loads the library, and prints its path. This module imports few modules, because a job waits while it starts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
+import shutil
 import sys
+from collections.abc import Iterator
 from typing import Final
 
 _LIBRARIES: Final = (
@@ -41,13 +43,23 @@ class _StepId(ctypes.Structure):
 
 def _load() -> ctypes.CDLL:
     """Loads libslurmfull with global symbols, because Slurm's plugins need the library's symbols."""
-    tried = [os.environ.get("MUSTER_LIBSLURM", ""), *_LIBRARIES]
-    for path in (path for pattern in tried if pattern for path in glob.glob(pattern) or [pattern]):
+    tried = list(_places())
+    for path in (path for pattern in tried for path in glob.glob(pattern) or [pattern]):
         try:
             return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL, use_errno=True)
         except OSError:
             continue
-    sys.exit(f"could not load libslurmfull: not in {', '.join(_LIBRARIES)}; set MUSTER_LIBSLURM to its path")
+    sys.exit(f"could not load libslurmfull: not in {', '.join(tried)}; set MUSTER_LIBSLURM to its path")
+
+
+def _places() -> Iterator[str]:
+    """What the site names, that of the Slurm whose commands are on PATH, then the usual ones."""
+    if named := os.environ.get("MUSTER_LIBSLURM"):
+        yield named
+    if scontrol := shutil.which("scontrol"):
+        prefix = os.path.dirname(os.path.dirname(os.path.realpath(scontrol)))
+        yield f"{glob.escape(prefix)}/lib*/slurm/libslurmfull.so"
+    yield from _LIBRARIES
 
 
 def _complete(job: int, exit_code: int) -> str:
@@ -66,4 +78,6 @@ def _complete(job: int, exit_code: int) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        sys.exit(print(_load()._name))
     sys.exit(_complete(int(sys.argv[1]), int(sys.argv[2])) or 0)

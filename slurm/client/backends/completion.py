@@ -11,12 +11,26 @@ import sys
 from typing import Final
 
 from muster.slurm.client.backends import run_command
+from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.parsing import error_messages
 
 _WORKER: Final = (sys.executable, "-m", "muster.slurm.client.backends.complete_worker")
 _NO_LIBRARY: Final = "could not load libslurmfull"
 """The error message of complete_worker on a host without libslurm."""
+
+
+async def library(timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
+    """The path of the library of this host that ends jobs.
+
+    Raises:
+        SlurmUnavailable: none can be loaded; the message says where it was looked for.
+        SlurmTimeout: nobody knows.
+    """
+    done = await run_command.run(_WORKER, timeout_s=timeout_s)
+    if done.exit_status != 0:
+        raise SlurmUnavailable(done.error_text)
+    return done.stdout.strip()
 
 
 async def complete(job: int, exit_code: int, *, timeout_s: float, lease_s: float) -> None:
