@@ -25,7 +25,7 @@ from muster.daemon.coordinator.core.state.observed_state import (
     ObservedState,
 )
 from muster.daemon.coordinator.core.state.roster import Member
-from muster.daemon.coordinator.core.state.slurm_jobs import Exclusion
+from muster.daemon.coordinator.core.state.slurm_jobs import Exclusion, SlurmJob
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.turn.turn import progress_of
 from muster.daemon.coordinator.services import conversion
@@ -476,7 +476,7 @@ def _member_view(
         view.verdict, view.reason = NodeHealth.DEGRADED.value, straggler.reason
     view.role = role_of(member, seated)
     if member is not None:
-        view.reason = _member_words(view, member)
+        view.reason = _member_words(view, member, gang.slurm)
     view.lemon = failure_rate.is_lemon(view.failures, lemon_after)
     view.leaf, view.pod = member.leaf if member else "", observed.pod(name)
     view.agent_attached = seen.is_attached(name) and state.node(name).health not in UNRESPONSIVE
@@ -484,13 +484,16 @@ def _member_view(
     return view
 
 
-def _member_words(view: api_pb2.NodeView, member: Member) -> str:
+def _member_words(view: api_pb2.NodeView, member: Member, job: SlurmJob) -> str:
     """The reason of the verdict. Of a node in service: why it has left the gang or is a member again, and why it is in
-    service."""
+    service. An agent that Slurm has ended is mostly missed before its node: a node that somebody sets DOWN, for
+    example."""
     if view.verdict != NodeHealth.FIT and view.reason:
         return view.reason
     again = "the job has it again after its repair" if member.returned and not member.removed else ""
-    return "; ".join(filter(None, (member.removal_reason, again, view.reason)))
+    ended = member.removal_reason == member.agent_ended_reason and member.job == job.job
+    left = member.departed_reason if ended and member.node not in job.job_nodes else ""
+    return "; ".join(dict.fromkeys(filter(None, (member.removal_reason, left, again, view.reason))))
 
 
 def _lasting_straggler(gang: Gang, node: str) -> Straggler | None:
