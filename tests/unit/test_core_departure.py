@@ -10,6 +10,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.state_index import StateIndex
 from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.core.turn.turn import Turn
+from muster.daemon.coordinator.services.views import gang_view
 from muster.node_health import NodeHealth
 from muster.simulator.scenario import Scenario
 
@@ -43,6 +44,21 @@ def test_a_node_that_is_given_back_costs_one_swap_and_is_not_blamed() -> None:
     assert [recovery.action for recovery in world.gang.recovery.recoveries] == ["swap"]
     assert world.gang.roster.members["n1"].gone
     assert judged(world) == []
+
+
+def test_the_status_says_that_slurm_has_ended_an_agent_with_its_node() -> None:
+    world = training()
+
+    def shown() -> list[str]:
+        view = gang_view(world.core.state, world.core.observed, world.gang, world.now)
+        return [node.reason for node in view.nodes if node.node == "n1"]
+
+    world.kill_agent("n1")
+    trains(world, 2)
+    assert shown() == ["muster-agent on n1 has ended"]
+    world.give_back("n1")
+    world.run_for(3)
+    assert shown() == ["muster-agent on n1 has ended; job 1 no longer has n1"]
 
 
 def test_an_agent_that_stays_on_a_node_that_was_given_back_has_nobody_blamed() -> None:

@@ -6,6 +6,7 @@ from muster.daemon.coordinator.core.detection.circuit_breaker import MIB
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.services.views import gang_view
 from muster.node_health import NodeHealth
 from muster.simulator.scenario import Scenario
 from muster.slurm.client.states import NodeState
@@ -101,6 +102,8 @@ def test_ranks_leave_a_node_that_an_administrator_sets_to_fail_until_it_is_resum
     assert recovery.cause == f"an administrator drains {node}: state FAIL in Slurm, a fan"
     world.run_for(3)
     assert asked_of_slurm(world) == [("let_go", node)]
+    view = gang_view(world.core.state, world.core.observed, world.gang, world.now)
+    assert [shown.reason for shown in view.nodes if shown.node == node] == [recovery.cause]
     world.world.cluster.resume(node)
     world.run_for(6)
     assert (world.core.state.node(node).drain, world.core.index.unwanted) == (None, set())
