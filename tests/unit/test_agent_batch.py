@@ -79,6 +79,12 @@ class Ends:
         return self._view if self._holds() else RUNNING
 
 
+async def until_started(mark: Path) -> None:
+    """Wait until srun has written `mark` and signals to this process are passed on to it."""
+    while signal.getsignal(FOR_RANKS[-1]) is not signal.SIG_IGN or not (mark.exists() and mark.read_text()):  # noqa: ASYNC110 - untold
+        await asyncio.sleep(0.01)
+
+
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
     """The process that runs the tests keeps its own ways with signals."""
@@ -140,8 +146,10 @@ async def test_whoever_waits_for_a_gang_in_the_place_of_its_launch_gets_its_exit
 
 
 def slurm_at(folder: Path, steps: str, after: str = "true") -> Allocation:
-    """Job 7, of which scontrol shows `steps`. scancel notes in `told` what it is called with, then does `after`."""
-    for name, words in (("scontrol", f"echo '{steps}'"), ("scancel", f"echo $* >> {folder}/told; {after}")):
+    """Job 7, of which scontrol shows `steps`. scancel notes in `told` what it is called with, then does `after`. It is
+    slow: a gang may end before scancel does."""
+    told = f">> {folder}/told"
+    for name, words in (("scontrol", f"echo '{steps}'"), ("scancel", f": {told}; sleep 0.1; echo $* {told}; {after}")):
         (folder / name).write_text(f"#!/bin/sh\n{words}\n")
         (folder / name).chmod(0o700)
     return Allocation(7, 2, 1, scontrol=str(folder / "scontrol"), scancel=str(folder / "scancel"))
@@ -448,12 +456,11 @@ async def test_a_coordinator_that_does_not_know_the_gang_is_not_silent(tmp_path:
 
 async def test_sigterm_goes_to_srun_and_other_signals_harm_nobody(tmp_path: Path) -> None:
     mark = tmp_path / "ready"
-    script = f"trap 'echo told > {mark}.term; exit 0' TERM; touch {mark}; while :; do sleep 0.01; done"
+    script = f"trap 'echo told > {mark}.term; exit 0' TERM; echo > {mark}; while :; do sleep 0.01; done"
     told = Path(f"{mark}.term")
     running = asyncio.ensure_future(run_batch(["sh", "-c", script], Ends(told.exists, DONE), timing=FAST))
     async with asyncio.timeout(120):
-        while not mark.exists() or signal.getsignal(FOR_RANKS[-1]) is not signal.SIG_IGN:  # noqa: ASYNC110 - untold
-            await asyncio.sleep(0.01)
+        await until_started(mark)
     for number in (*FOR_RANKS, signal.SIGTERM):
         os.kill(os.getpid(), number)
     assert await running == 0
@@ -471,8 +478,7 @@ async def test_a_launch_that_a_signal_has_ended_says_so_and_is_not_repeated(
     launch = run_batch(["sh", "-c", script], Answers(view), Allocation(7, 2, 1), timing=FAST, forwarded=forwarded)
     running = asyncio.ensure_future(launch)
     async with asyncio.timeout(120):
-        while not mark.exists():  # noqa: ASYNC110 - untold
-            await asyncio.sleep(0.01)
+        await until_started(mark)
         os.kill(os.getpid(), number)
         assert await running == code
     assert mark.read_text() == "\n"
@@ -485,8 +491,7 @@ async def test_a_launch_that_was_interrupted_is_not_repeated_for_a_node_that_fai
     launch = run_batch(["sh", "-c", script], Answers(UNKNOWN), Allocation(7, 2, 1), timing=FAST)
     running = asyncio.ensure_future(launch)
     async with asyncio.timeout(120):
-        while not mark.exists():  # noqa: ASYNC110 - untold
-            await asyncio.sleep(0.01)
+        await until_started(mark)
         os.kill(os.getpid(), signal.SIGINT)
         assert await running == 130
     assert mark.read_text() == "\n"
@@ -520,8 +525,7 @@ async def test_ctrl_c_goes_to_the_step_of_a_launch_and_not_through_srun(
     launch = run_batch(["sh", "-c", srun], coordinator, given, FAST, ends_step=True)
     running = asyncio.ensure_future(launch)
     async with asyncio.timeout(120):
-        while not (mark.exists() and mark.read_text()):  # noqa: ASYNC110 - untold
-            await asyncio.sleep(0.01)
+        await until_started(mark)
         os.kill(os.getpid(), signal.SIGINT)
         assert await running == code
     assert (told.read_text() if told.exists() else "") == (f"--signal=INT {shown}\n" if shown else "")
@@ -534,8 +538,7 @@ async def test_sigterm_ends_a_launch_and_the_coordinator_is_told_that_it_is_not_
     coordinator = Ends(told.exists, GangView(phase="FAILED", final=True, exit_code=98))
     running = asyncio.ensure_future(run_batch(["sh", "-c", srun], coordinator, given, FAST, ends_step=True))
     async with asyncio.timeout(120):
-        while not (mark.exists() and mark.read_text()):  # noqa: ASYNC110 - untold
-            await asyncio.sleep(0.01)
+        await until_started(mark)
         os.kill(os.getpid(), signal.SIGTERM)
         assert await running == 143
     assert (told.read_text(), coordinator.interrupted) == ("--signal=TERM 7.3\n", "SIGTERM")
@@ -550,8 +553,7 @@ async def test_before_any_agent_has_attached_ctrl_c_has_srun_kill_the_step(
     given = Allocation(7, 2, 1, scontrol=str(tmp_path / "none"))
     running = asyncio.ensure_future(run_batch(["sh", "-c", srun], Answers(view), given, FAST, ends_step=True))
     async with asyncio.timeout(120):
-        while not mark.exists():  # noqa: ASYNC110 - untold
-            await asyncio.sleep(0.01)
+        await until_started(mark)
         os.kill(os.getpid(), signal.SIGINT)
         assert await running == 130
 

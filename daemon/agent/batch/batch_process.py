@@ -164,27 +164,39 @@ async def run_batch(
             return 127
         step = Step(allocation, srun)
         _forward_signals(step, forwarded, partial(_end_step, step, coordinator, timing) if ends_step else None)
-        view = await _poll_beside_srun(step, srun, coordinator, timing, lost_nodes)
-        if view is not None:
-            await _wait_or_kill(srun, timing)
-            return _code_of(view, step.interrupted)
-        code = await srun.wait()
-        if step.interrupted:
-            return await _final_after_interrupt(coordinator, timing, step.interrupted)
-        if code and signal.SIGINT in step.asked_to_end:
-            code = exit_codes.EXIT_CANCELLED
-        found = srun.failed_nodes - lost_nodes
-        lost_nodes |= found
-        if code and found and not step.asked_to_end:
-            if _enough_nodes_left(allocation, lost_nodes):
-                continue
-            await _requeue_job(allocation, lost_nodes, coordinator, timing)
-        started_nothing = _was_killed(code) or srun.controller_unreachable
-        may_relaunch = bool(allocation.min_nodes) and started_nothing and not (found or step.asked_to_end)
-        again = may_relaunch and launches < MAX_LAUNCHES
-        ended = await _poll_after_srun(code, coordinator, timing, step, may_relaunch=again)
+        may_relaunch = bool(allocation.min_nodes) and launches < MAX_LAUNCHES
+        try:
+            ended = await _code_of_launch(step, srun, coordinator, timing, lost_nodes, may_relaunch=may_relaunch)
+        finally:
+            await step.close()
         if ended is not None:
             return ended
+
+
+async def _code_of_launch(
+    step: Step, srun: Srun, coordinator: Coordinator, timing: PollTiming, lost_nodes: set[str], *, may_relaunch: bool
+) -> int | None:
+    """Wait for the end of what srun launches. Return the exit code; None: srun is to be started again without
+    `lost_nodes`, to which those are added that srun finds."""
+    allocation = step.allocation
+    view = await _poll_beside_srun(step, srun, coordinator, timing, lost_nodes)
+    if view is not None:
+        await _wait_or_kill(srun, timing)
+        return _code_of(view, step.interrupted)
+    code = await srun.wait()
+    if step.interrupted:
+        return await _final_after_interrupt(coordinator, timing, step.interrupted)
+    if code and signal.SIGINT in step.asked_to_end:
+        code = exit_codes.EXIT_CANCELLED
+    found = srun.failed_nodes - lost_nodes
+    lost_nodes |= found
+    if code and found and not step.asked_to_end:
+        if _enough_nodes_left(allocation, lost_nodes):
+            return None
+        await _requeue_job(allocation, lost_nodes, coordinator, timing)
+    started_nothing = _was_killed(code) or srun.controller_unreachable
+    again = may_relaunch and started_nothing and not (found or step.asked_to_end)
+    return await _poll_after_srun(code, coordinator, timing, step, may_relaunch=again)
 
 
 def pass_signals_on(
@@ -197,7 +209,10 @@ def pass_signals_on(
 async def wait_for_gang(code: int, coordinator: Coordinator, timing: PollTiming, step: Step) -> int:
     """Wait until the gang of `step` is final, whose launch has ended with `code`, and return its exit code. `code`: if
     the gang has no agent any more, or is forgotten."""
-    ended = await _poll_after_srun(code, coordinator, timing, step, may_relaunch=False)
+    try:
+        ended = await _poll_after_srun(code, coordinator, timing, step, may_relaunch=False)
+    finally:
+        await step.close()
     return code if ended is None else ended
 
 
@@ -336,6 +351,8 @@ async def _end_step(step: Step, coordinator: Coordinator, timing: PollTiming, nu
     if number is signal.SIGTERM and step.outlives_srun:
         await asyncio.sleep(timing.sigterm_s)
     elif number is signal.SIGTERM and step.srun is not None and await step.srun.ends_within(timing.sigterm_s):
+        return
+    if step.is_over:
         return
     step.interrupted = number
     log.warning("%s: the ranks are to end; once more to kill them", number.name)

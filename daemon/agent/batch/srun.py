@@ -223,6 +223,8 @@ class Step:
     """What passes signals on to it."""
     interrupted: signal.Signals | None = None
     """The signal with which the user ends the launch, once that is known."""
+    is_over: bool = False
+    """Its end has been seen."""
 
     @property
     def interrupted_by(self) -> str:
@@ -233,6 +235,14 @@ class Step:
     def outlives_srun(self) -> bool:
         """Nobody is left who passes signals on to it."""
         return self.srun is None or (self.srun.process.returncode or 0) < 0
+
+    async def close(self) -> None:
+        """Wait until the signals that are being passed on have arrived. A task that is cancelled while it starts a
+        process may never end: https://github.com/python/cpython/issues/125502.
+        """
+        self.is_over = True
+        if self.sent:
+            await asyncio.wait(self.sent, timeout=2 * SIGNAL_S)
 
     def signal_srun(self, number: signal.Signals) -> bool:
         """Send a signal to srun; return whether srun lives."""
