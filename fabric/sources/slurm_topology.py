@@ -17,10 +17,15 @@ from muster.fabric.model.errors import FabricError
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
-from muster.fabric.model.node import Node
+from muster.fabric.model.node import Node, natural_order
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
 from muster.wording import counted, listed
+
+_FEW = 10
+"""Of so many nodes one may contradict the rest of a topology; one node always may."""
+_MOST_NAMED = 40
+"""Names in a warning: it is read once, beside the file that it is about."""
 
 
 class Kind(Enum):
@@ -86,7 +91,8 @@ def read_fabric(
 ) -> Reading:
     """The fabric of `nodes`, which are all nodes that Slurm has, under `topology`.
 
-    A topology that is none becomes a flat network with a warning: a wrong map would be worse than none.
+    A topology that is none becomes a flat network with a warning: a wrong map would be worse than none. Only if few
+    nodes make it none, because each is below two switches, they alone count as below none.
 
     Args:
         details: what is known of nodes.
@@ -100,11 +106,11 @@ def read_fabric(
     if topology.problem:
         return Reading(flat_fabric(known, tiers, details), (named + topology.problem,))
     try:
-        sets = list(_node_sets(topology, known))
+        sets, torn = _without_torn(list(_node_sets(topology, known)), known)
         fabric_of(sets, known, tiers)
     except FabricError as error:
         return Reading(flat_fabric(known, tiers, details), (f"{named}{error}",))
-    warnings = list(_warnings(topology, known))
+    warnings = ["; ".join(found)] if (found := list(_misfits(topology, known, torn))) else []
     try:
         return Reading(fabric_of([*sets, *extra], known, tiers, details), tuple(warnings))
     except FabricError as error:
@@ -142,13 +148,42 @@ def _grid(unit: Unit, known: frozenset[str]) -> Grid:
     return Grid(dimensions, tuple(name if name in known else "" for name in places))
 
 
-def _warnings(topology: SlurmTopology, known: frozenset[str]) -> Iterator[str]:
-    """What does not fit between the topology and Slurm's list of nodes."""
+def _without_torn(sets: list[NodeSet], known: frozenset[str]) -> tuple[list[NodeSet], frozenset[str]]:
+    """The sets without the few nodes that two of them share although neither holds the other, and these nodes.
+
+    If they are not few, the sets are as they were: a network of which much is contradictory is not known.
+    """
+    torn: set[str] = set()
+    overlapping: set[int] = set()
+    top_of: dict[str, int] = {}
+    for at in sorted(range(len(sets)), key=lambda at: len(sets[at].nodes)):  # the smaller one first
+        nodes = sets[at].nodes
+        for top in {top_of[node] for node in nodes if node in top_of}:
+            if not sets[top].nodes <= nodes:
+                torn |= sets[top].nodes & nodes
+                overlapping |= {top, at}
+        top_of.update(dict.fromkeys(nodes, at))
+    if not torn or len(torn) > max(1, len(known) // _FEW):
+        return sets, frozenset()
+    whole = [replace(one, nodes=one.nodes - torn) if at in overlapping else one for at, one in enumerate(sets)]
+    return whole, frozenset(torn)
+
+
+def _misfits(topology: SlurmTopology, known: frozenset[str], torn: frozenset[str]) -> Iterator[str]:
+    """What does not fit between the topology and Slurm's list of nodes, or within the topology."""
     if topology.kind is Kind.FLAT:
         return
     named = {name for unit in topology.units for name in unit.nodes if name}
-    if strange := sorted(named - known):
-        yield f"the topology has {counted(len(strange), 'node')} that Slurm does not have: {listed(strange, ', ')}"
-    if outside := sorted(known - named):
+    if strange := sorted(named - known, key=natural_order):
+        yield f"the topology has {counted(len(strange), 'node')} that Slurm does not have: {_all(strange)}"
+    if torn:
+        what = counted(len(torn), "node is below two switches, and is", "nodes are below two switches, and are")
+        yield f"{what} taken as below none: {_all(sorted(torn, key=natural_order))}"
+    if outside := sorted(known - named, key=natural_order):
         what = counted(len(outside), "node is", "nodes are")
-        yield f"{what} in no switch or block of the topology: {listed(outside, ', ')}"
+        yield f"{what} in no switch or block of the topology: {_all(outside)}"
+
+
+def _all(names: Sequence[str]) -> str:
+    """So many names that an administrator can find each of them in a file."""
+    return listed(names, ", ", _MOST_NAMED)

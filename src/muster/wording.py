@@ -21,11 +21,11 @@ def counted(count: float, one: str, several: str = "", form: str = "") -> str:
     return f"{count:{form}} {one if count == 1 else several or f'{one}s'}"
 
 
-def listed(names: Iterable[str], between: str = " ") -> str:
+def listed(names: Iterable[str], between: str = " ", most: int = NAMES_SHOWN) -> str:
     """The first names, and how many more there are."""
     every = list(names)
-    more = f" and {len(every) - NAMES_SHOWN} more" if len(every) > NAMES_SHOWN else ""
-    return between.join(name[:NAME_CHARS] for name in every[:NAMES_SHOWN]) + more
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return between.join(name[:NAME_CHARS] for name in every[:most]) + more
 
 
 def duration(seconds: float) -> str:

@@ -88,14 +88,14 @@ async def test_a_file_that_has_become_wrong_is_named_and_its_last_content_holds(
 async def test_a_topology_that_can_not_be_understood_is_flat_with_a_warning(read: Read) -> None:
     class Strange(FakeSlurm):
         async def topologies(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> tuple[SlurmTopology, ...] | Unknown:
-            return (SlurmTopology(Kind.TREE, (Unit("s0", ("n1", "n2")), Unit("s1", ("n2", "n3")))),)
+            return (SlurmTopology(Kind.TREE, (Unit("s0", ("n1", "n2", "n3")), Unit("s1", ("n2", "n3", "n4")))),)
 
     slurm = Strange(read.slurm.cluster)
     watch = FabricWatch(slurm, SlurmRoster(slurm), read.posted.append, None)
     await watch.read()
     (only,) = read.posted[-1].topologies
     assert only.fabric.root.children == ()
-    assert only.warnings[0].startswith("the topology is taken as flat: s0 and s1 share n2")
+    assert only.warnings[0].startswith("the topology is taken as flat: s0 and s1 share n2, n3")
 
 
 async def test_a_new_agent_waits_for_the_first_reading_only(read: Read) -> None:

@@ -520,6 +520,30 @@ async def test_a_node_daemon_is_told_the_verdict_on_its_node(world: ScriptedWorl
     assert told[1].verdict_reason.startswith("Xid 79")
 
 
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (("xid", 31), "node reboot required, after the program's Xid 31: GPU memory page fault"),
+        (("xid", 63), "node reboot required"),  # no program has caused it
+    ],
+)
+async def test_an_unfit_node_names_the_error_of_a_program_just_before(
+    world: ScriptedWorld, before: tuple[str, int], words: str
+) -> None:
+    async with open_channel(world.address, world.credentials) as channel:
+        call = await _attach_daemon(channel)
+        await call.read()
+        for kind, code in (before, ("gpu-recovery", 2)):
+            await call.write(node_pb2.NodeMessage(signal=node_pb2.Signal(kind=kind, code=code)))
+        assert world.coordinator
+        node = world.coordinator.engine.core.state.node
+        async with asyncio.timeout(DEADLINE_S):
+            while node("n1").health is not NodeHealth.UNFIT:
+                await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat()))
+                await call.read()
+        assert node("n1").reason == f"GPU recovery action 2: {words}"
+
+
 async def test_a_signal_that_begins_and_ends_without_end_fills_no_journal(world: ScriptedWorld) -> None:
     """The attack: root of one node, or a broken sensor there, adds three records with each pair of messages."""
     async with open_channel(world.address, world.credentials) as channel:

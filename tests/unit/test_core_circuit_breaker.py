@@ -114,6 +114,41 @@ def test_a_gang_that_loses_node_after_node_is_saved_and_stopped() -> None:
     assert world.gang.checkpoint.durable_version.step > 3
 
 
+def _with_rank(world: Scenario) -> str:
+    """A node that carries ranks, and is not the batch host."""
+    return next(seat.node for seat in world.gang.roster.seats if seat.node != "n0")
+
+
+AFTER_PAGE_FAULT = "GPU recovery action 2: node reboot required, after the program's Xid 31: GPU memory page fault"
+
+
+def test_a_script_that_breaks_a_second_node_in_the_same_way_is_named_and_gets_no_third() -> None:
+    """Xid 31, then the driver asks for a boot of the node. The node that takes its place meets the same."""
+    world = training(spares=3)
+    first = _with_rank(world)
+    world.signal(first, reason=AFTER_PAGE_FAULT)
+    runs(world, 2)
+    second = _with_rank(world)
+    world.signal(second, reason=AFTER_PAGE_FAULT)
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 98)
+    both = ", ".join(sorted([first, second]))
+    assert f"{both} each had to be taken out of service after Xid 31: GPU memory page fault" in world.gang.reason
+    assert "the script is the likely cause, and gets no further node" in world.gang.reason
+    unfit = {node for node in world.core.state.nodes if health(world, node) is NodeHealth.UNFIT}
+    assert unfit == {first, second}
+    assert world.gang.newest.generation == 2
+
+
+@pytest.mark.parametrize("second", ["Xid 79: GPU has fallen off the bus", AFTER_PAGE_FAULT.replace("Xid 31", "Xid 13")])
+def test_two_nodes_that_break_in_ways_of_their_own_are_replaced(second: str) -> None:
+    world = training(spares=3)
+    world.signal(_with_rank(world), reason=AFTER_PAGE_FAULT)
+    runs(world, 2)
+    world.signal(_with_rank(world), reason=second)
+    runs(world, 3)
+
+
 def test_a_gang_that_loses_many_nodes_is_stopped_without_a_durable_folder_too() -> None:
     world = training(limits=Limits(swaps_per_hour=0), durable_dir="")
     world.crash("n1")

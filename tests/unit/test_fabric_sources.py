@@ -94,19 +94,42 @@ def switches(**nodes: str) -> SlurmTopology:
 
 
 def test_a_topology_that_is_no_tree_becomes_flat_with_a_warning() -> None:
-    read = read_fabric(switches(s1="ab", s2="bc"), "abc", TIERS)
-    assert shape(read.fabric.root) == ["any", "abc"]
+    read = read_fabric(switches(s1="abc", s2="bcd"), "abcd", TIERS)
+    assert shape(read.fabric.root) == ["any", "abcd"]
     assert read.warnings == (
-        "the topology is taken as flat: s1 and s2 share b, and neither holds the other: this is no tree",
+        "the topology is taken as flat: s1 and s2 share b, c, and neither holds the other: this is no tree",
     )
+
+
+def test_a_superpod_without_a_root_is_read_with_one_warning_that_names_what_does_not_fit() -> None:
+    """Two nodes that slurm.conf lacks, one node below two leaves, and 19 nodes below none."""
+    leaves = {f"s{at}": [f"n{node}" for node in range(at * 8, at * 8 + 8)] for at in range(5)}
+    leaves["s0"] += ["x9", "x10"]
+    leaves["s1"] += ["n0"]
+    topology = SlurmTopology(Kind.TREE, tuple(Unit(name, tuple(nodes)) for name, nodes in leaves.items()))
+    login = [f"login{at}" for at in range(1, 20)]
+    read = read_fabric(topology, [*(f"n{at}" for at in range(40)), *login], TIERS)
+    assert read.warnings == (
+        "the topology has 2 nodes that Slurm does not have: x9, x10; "
+        "1 node is below two switches, and is taken as below none: n0; "
+        f"19 nodes are in no switch or block of the topology: {', '.join(login)}",
+    )
+    assert [len(leaf.nodes) for leaf in read.fabric.domains(Level.LEAF)] == [7, 8, 8, 8, 8]
+    assert read.fabric.level_between("n1", "n7") is Level.LEAF
+    assert read.fabric.level_between("n0", "n1") is read.fabric.level_between("n1", "n8") is Level.ANY
+
+
+def test_a_node_below_two_leaves_is_still_below_their_spine() -> None:
+    read = read_fabric(switches(s1="abc", s2="cde", spine="abcdef", core="abcdefghij"), "abcdefghij", TIERS)
+    assert shape(read.fabric.root) == ["any", "ghij", ["pod", "cf", ["leaf", "ab"], ["leaf", "de"]]]
+    assert read.warnings == ("1 node is below two switches, and is taken as below none: c",)
 
 
 def test_nodes_that_only_one_of_topology_and_slurm_knows_are_told() -> None:
     read = read_fabric(switches(s1="abx", s2="cd"), "abcdz", TIERS)
     assert shape(read.fabric.root) == ["any", "z", ["leaf", "ab"], ["leaf", "cd"]]
     assert read.warnings == (
-        "the topology has 1 node that Slurm does not have: x",
-        "1 node is in no switch or block of the topology: z",
+        "the topology has 1 node that Slurm does not have: x; 1 node is in no switch or block of the topology: z",
     )
 
 
@@ -202,7 +225,8 @@ def test_any_sets_at_all_become_a_tree_or_a_flat_network_with_a_warning(parts: l
     topology = SlurmTopology(Kind.TREE, tuple(Unit(f"s{i}", tuple(sorted(part))) for i, part in enumerate(parts)))
     read = read_fabric(topology, "abcdef", TIERS)
     crossing = any(a & b and not a <= b and not b <= a for a in parts for b in parts)
-    assert crossing == any("taken as flat" in warning for warning in read.warnings)
+    told = any("taken as flat" in warning or "below two switches" in warning for warning in read.warnings)
+    assert crossing == told
     assert read.fabric.nodes == frozenset("abcdef")
     if not crossing:
         assert {domain.nodes for domain in read.fabric.root.walk()} >= set(parts)

@@ -226,6 +226,18 @@ def test_aggregated_blocks_are_pods() -> None:
     assert fabric.level_between("n0", "n4") is Level.ANY
 
 
+def test_blocks_whose_nodes_are_yet_to_come_are_no_blocks() -> None:
+    lines = [f"BlockName=b{at} BlockIndex={at} Nodes={f'n[{at * 2}-{at * 2 + 1}]' if at < 8 else ''} BlockSize=18"
+             for at in range(128)]  # fmt: skip
+    pods = ["AggregatedBlock=b[0-31] BlockIndex=128 Nodes=n[0-15] BlockSize=576",
+            *(f"AggregatedBlock=b{at} BlockIndex={at} Nodes=(null) BlockSize=576" for at in (32, 64, 96))]  # fmt: skip
+    blocks = topology_text.read("\n".join([*lines, *pods]))
+    assert (blocks.kind, blocks.base_block, len(blocks.units)) == (Kind.BLOCK, 18, 9)
+    read = read_fabric(blocks, expand("n[0-15]"), Tiers())
+    assert read.warnings == ()
+    assert [len(leaf.nodes) for leaf in read.fabric.domains(Level.LEAF)] == [2] * 8
+
+
 def test_a_ring_keeps_its_order() -> None:
     read = topology_text.read("RingName=r1 Nodes=n[0,2,1,3] RingSize=4\n")
     assert read == SlurmTopology(Kind.RING, (Unit("r1", ("n0", "n2", "n1", "n3")),))
@@ -276,4 +288,5 @@ def test_whatever_tree_slurm_prints_comes_back(sizes: list[list[int]], padded: b
 @given(st.text(st.sampled_from("SwitchNameBlock=[]0-9n, \n"), max_size=60))
 def test_no_text_fails(text: str) -> None:
     topology = topology_text.read(text)
-    assert (topology.kind is Kind.FLAT) or topology.units
+    assert (topology.kind is not Kind.FLAT) or not topology.units
+    assert all(unit.nodes for unit in topology.units)

@@ -17,10 +17,11 @@ from dataclasses import replace
 import grpc.aio
 
 from muster import compatibility
+from muster.daemon.coordinator.core.detection.circuit_breaker import AFTER_PROGRAM
 from muster.daemon.coordinator.core.detection.hardware_signals import PRECURSORS_KEPT
 from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsolete
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.policy.policy import OVER, Policy
+from muster.daemon.coordinator.policy.policy import OVER, Policy, SignalDecision
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.caller_limits import AttachQueue, CallerLog, FactRate
 from muster.daemon.coordinator.services.hello import CertificateIssuer, check_hello
@@ -55,6 +56,10 @@ _Context = grpc.aio.ServicerContext[pb.NodeMessage, pb.NodeOrder]
 RETURN_S_PER_NODE = 0.004
 """Seconds that each node adds to the time within which all nodes are asked to return after a restart: 50 s for 12,500.
 To attach one node costs 3 ms of processor time (measured). The heartbeats of the other nodes come on top."""
+FOLLOW_UP_S = 10.0
+"""Seconds after an error of a program within which the driver gives a node up because of it. It takes milliseconds."""
+_KINDS_OF_PROGRAMS, _RECOVERY = ("xid", "xid-nonfatal"), "gpu-recovery"
+"""Kinds of signals: errors of GPUs that a program can cause, and what NVIDIA's driver asks for."""
 SILENT_HEARTBEATS = 4
 """Heartbeats that a daemon may miss before its stream ends, whatever the interval is."""
 
@@ -99,6 +104,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._heartbeat_s = heartbeat_s
         self._side = compatibility.own_side("the coordinator")
         self._streams: dict[str, asyncio.Task[None]] = {}
+        self._program_errors: dict[str, tuple[float, str]] = {}
+        """For each node: the newest error of a program, and when it came."""
 
     async def Attach(  # type: ignore[override]  # grpc-stubs know no coroutine that writes its stream itself
         self, request_iterator: AsyncIterator[pb.NodeMessage], context: _Context
@@ -227,8 +234,21 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         where = f" on {signal.device}" if signal.device else ""
         self._caller_log.log(logging.INFO, node, f"{node}: {signal.kind} {signal.code}{where}: {signal.text}")
         lasting = f"{signal.kind.removesuffix(OVER)} {signal.code}{where}"
-        reason = decision.reason + where
+        reason = decision.reason + where + self._program_error_before(node, signal.kind, decision)
         return events.NodeSignalled(node, decision.action, reason, signal.text, decision.response, lasting)
+
+    def _program_error_before(self, node: str, kind: str, decision: SignalDecision) -> str:
+        """The error of a program that came just before the driver gave the node up, as part of the reason; empty: none.
+
+        A page fault (Xid 31) can leave NVIDIA's driver in a state that only a boot of the node ends, and the script
+        that has caused it does so on the next node, too.
+        """
+        now = clock.monotonic()
+        if decision.action == "rank" and kind in _KINDS_OF_PROGRAMS:
+            self._program_errors[node] = now, decision.reason
+        at, error = self._program_errors.get(node, (float("-inf"), ""))
+        is_follow_up = kind == _RECOVERY and decision.action in ("unfit", "unfit_unless_explained")
+        return f"{AFTER_PROGRAM}{error}" if is_follow_up and now - at < FOLLOW_UP_S else ""
 
     async def _admit(self, hello: pb.NodeHello) -> None:
         caller, called_at = current_caller(), clock.monotonic()

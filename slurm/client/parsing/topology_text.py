@@ -52,8 +52,9 @@ def read(text: str) -> SlurmTopology:
             if names > _MOST_NAMES:
                 raise ValueError(f"`scontrol show topology` names more than {_MOST_NAMES} nodes, tier by tier")
             kinds.add(kind)
-            units.append(unit)
             base_block = base_block or size
+            if unit.nodes:  # a cloud names blocks whose nodes are yet to come
+                units.append(unit)
     except ValueError as error:
         return SlurmTopology(Kind.FLAT, problem=str(error))
     if not kinds:

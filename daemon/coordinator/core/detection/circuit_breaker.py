@@ -20,13 +20,15 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.generations import RecoveryState
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.state.roster import Member, Roster
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.state_updates import COUNTED_OUT_S, LIMIT_WINDOW_S
 from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.node_health import NODE_TRANSITIONS, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth
-from muster.wording import counted
+from muster.wording import counted, listed
 
+AFTER_PROGRAM = ", after the program's "
+"""In the reason of an unfit node: which error of a program came just before. The journal holds these words."""
 MIB = 1024 * 1024
 SPARED_MIB = 1.0
 """MiB of its own records, some 20 recoveries, below which a gang goes on whatever other gangs of its user have used."""
@@ -133,8 +135,25 @@ def judge_drained(turn: Turn, owed: facts.SlurmCallOwed) -> None:
 def reason_to_stop(gang_turn: GangTurn) -> str:
     """Why the gang is stopped for good instead of recovered; empty if it is not."""
     gang, limits, now = gang_turn.gang, gang_turn.turn.limits, gang_turn.now
-    swaps = too_many_swaps(gang.recovery, limits, now) if gang.phase is Phase.RECOVERING else ""
-    return swaps or too_many_records(gang_turn.turn.state, gang.account, limits, now)
+    lost = ""
+    if gang.phase is Phase.RECOVERING:
+        lost = too_many_swaps(gang.recovery, limits, now) or _breaks_nodes(gang.roster)
+    return lost or too_many_records(gang_turn.turn.state, gang.account, limits, now)
+
+
+def _breaks_nodes(roster: Roster) -> str:
+    """Why the gang may have no further node: the same error of its program has cost it two in this run; empty if none
+    has."""
+    nodes_of: dict[str, list[str]] = {}
+    for member in roster.members.values():
+        _, found, error = member.removal_reason.partition(AFTER_PROGRAM)
+        if found:
+            nodes_of.setdefault(error, []).append(member.node)
+    for error, nodes in sorted(nodes_of.items()):
+        if len(nodes) > 1:
+            words = f"{listed(sorted(nodes), ', ')} each had to be taken out of service after {error}"
+            return f"{words}, an error of the program: the script is the likely cause, and gets no further node"
+    return ""
 
 
 def too_many_swaps(recovery: RecoveryState, limits: Limits, now: float) -> str:
