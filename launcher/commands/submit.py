@@ -295,8 +295,9 @@ async def submit(
         limit_of(job, submission.spec.nodes, submission.spec.spares),
     )
     _report(submission, job, path, registered, as_json=options.json)
-    time = value_of(list(sbatch_options(submission)), "time")
-    for note in filter(None, (limit, *notes(submission.spec, time_limit_s(time or "")))):
+    of_script = list(sbatch_options(submission))
+    time, nodelist = value_of(of_script, "time") or "", value_of(of_script, "nodelist") or ""
+    for note in filter(None, (limit, *notes(submission.spec, time_limit_s(time), nodelist))):
         print_note(f"muster: {note}")
     return job
 

@@ -17,7 +17,7 @@ from muster.slurm.client.srun_options import SrunWords
 
 _COUNT = re.compile(r"(\d+)([kKmM]?)(?:-(\d+)([kKmM]?))?")
 _TIMES = {"": 1, "k": 1024, "m": 1024 * 1024}
-_GPUS = re.compile(r"((?:[^:,]+:)*)(\d+)")
+_GPUS = re.compile(r"(?<![^,])((?:[^:,]+:)*)(\d+)(?![^,])")
 _SAYS_NOTHING = SrunWords((), ())
 
 
@@ -108,11 +108,25 @@ def grown(asked: Asked, size: Size, spares: int) -> Iterator[SbatchOption]:
         yield SbatchOption("ntasks", str(_share(one, _number(asked, "ntasks"), size) * most))
     if (of_all := asked.last("gpus")) is not None:
         yield SbatchOption("gpus", _gpus_of(of_all, size, most))
+        if each := gpus_of_node(asked, size):  # else Slurm may choose a node with fewer, which is no spare for another
+            yield SbatchOption("gpus-per-node", each)
     if (one := asked.last("segment")) and (segment := _number(asked, "segment")) and most % segment:
         raise WrongInput(
             f"{one} must divide the {most} nodes of the job with its spares",
             f"with --spares={segment - (most - spares) % segment} it does. {NOTHING}",
         )
+
+
+def gpus_of_node(asked: Asked, size: Size) -> str:
+    """What --gpus asks for on each node of the script, as --gpus-per-node takes it; empty: nothing, or the script says
+    it itself."""
+    one, nodes = asked.last("gpus"), size.nodes
+    value = one.option.value or "" if one else ""
+    if not nodes or asked.last("gpus-per-node", "gpus-per-task", "ntasks-per-gpu"):
+        return ""
+    if any(int(count) % nodes for _, count in _GPUS.findall(value)):
+        return ""
+    return _GPUS.sub(lambda part: f"{part[1]}{int(part[2]) // nodes}", value)
 
 
 def _gpus_of(one: Given, size: Size, nodes: int) -> str:

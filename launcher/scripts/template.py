@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from muster.launcher.errors import WrongInput
 from muster.launcher.scripts.asked import NOTHING, Asked
 from muster.launcher.scripts.launch_choice import srun_words
-from muster.launcher.scripts.size import size_of, tasks_per_node
+from muster.launcher.scripts.size import gpus_of_node, size_of, tasks_per_node
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.flags import chosen, with_texts
 from muster.launcher.spec.spec import Job
@@ -20,6 +20,7 @@ from muster.launcher.submission.job_message import job_message
 from muster.slurm.client import names
 from muster.slurm.client.known_programs import before_program
 from muster.slurm.client.launch_settings import BY_SRUN
+from muster.slurm.client.sbatch_options import SbatchOption
 
 if TYPE_CHECKING:
     from muster.launcher.scripts.plan import Looked
@@ -88,7 +89,9 @@ def message_of(job: Job, asked: Asked) -> JobSpec:
         WrongInput: a word of it is no UTF-8.
     """
     try:
-        spec = job_message(job, [one.option for one in asked.given])
+        given = [one.option for one in asked.given]
+        each = gpus_of_node(asked, size_of(asked, elastic=True))
+        spec = job_message(job, [*given, *([SbatchOption("gpus-per-node", each)] if each else [])])
     except UnicodeEncodeError as error:
         raise WrongInput(f"{error.object!r} is no UTF-8", NOTHING) from None
     spec.ClearField("command")

@@ -4,5 +4,5 @@ The script is rendered purely: `--dry-run` prints exactly what is submitted. `co
 
 May import: `checkpoint.durable`, `checkpoint.format`, `daemon.agent.start_checks`, `daemon.host`, `daemon.transport`,
 `fabric.groups`, `fabric.placement`, `launcher`, `launcher.allocation`, `launcher.output`, `launcher.plan`,
-`launcher.spec`, `slurm.client`, `slurm.client.backends`.
+`launcher.spec`, `slurm.client`, `slurm.client.backends`, `slurm.client.parsing`.
 """

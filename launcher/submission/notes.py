@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from muster.slurm.client.parsing import hostlist
 from muster.v1.common_pb2 import JobSpec
 
 _STARTERS = re.compile(r"torchrun|srun|mpirun|mpiexec|deepspeed")
@@ -16,8 +17,9 @@ _FOR_SHELLS = re.compile(r"&&|\|\|?|;|&|[\d&]?>.*|<|~/.*|.*\$(\w+|\{\w+\}).*|.*;
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
-def notes(spec: JobSpec, limit_s: int | None) -> Iterator[str]:
-    """One line each. `limit_s`: the job's time limit in seconds; None: the job names none."""
+def notes(spec: JobSpec, limit_s: int | None, nodelist: str = "") -> Iterator[str]:
+    """One line each. `limit_s`: the job's time limit in seconds; None: the job names none. `nodelist`: what --nodelist
+    names."""
     if starter := _starter(spec.command):
         yield (
             f"command: {starter} starts processes of its own, and so does Muster: one for each rank. Name the script "
@@ -30,6 +32,7 @@ def notes(spec: JobSpec, limit_s: int | None) -> Iterator[str]:
         )
     if spec.spares:
         yield cost_of_spares(spec, limit_s)
+        yield from _short_list(nodelist, spec.nodes + spec.spares)
     if spec.memory_checkpoint and not spec.durable_dir:
         yield "without durable_dir the state is kept in memory only: all steps are lost when the job ends"
 
@@ -42,6 +45,18 @@ def cost_of_spares(spec: JobSpec, limit_s: int | None) -> str:
         return f"{words}; no time limit is named"
     hours = limit_s / 3600
     return f"{words}: {hours * spec.spares:.4g} of {hours * nodes:.4g} node hours at the time limit"
+
+
+def _short_list(nodelist: str, total: int) -> Iterator[str]:
+    try:
+        named = len(hostlist.expand(nodelist)) if "/" not in nodelist else 0  # a path names a file
+    except ValueError:  # sbatch says it
+        return
+    if 0 < named < total:
+        yield (
+            f"--nodelist={nodelist} names {named} of {total} nodes, and Slurm chooses the others: any of them may be a "
+            "spare"
+        )
 
 
 def _starter(command: Sequence[str]) -> str:

@@ -34,8 +34,8 @@ def hint_for(message: str, job: Job, options: Sequence[SbatchOption]) -> str:
         "Invalid node name": f"{_given(own, 'exclude', 'nodelist')}Slurm does not have one of the nodes",
         "unrecognized option": "sbatch does not have this option. An argument of the script belongs into command of "
         "job.toml",
-        "Requested node configuration is not available": "too few nodes of the partition have all that is asked: "
-        "sinfo -o '%P %D %c %m %G' shows nodes, CPUs, memory and GRES",
+        "Requested node configuration is not available": "too few nodes of the partition have all that is asked of "
+        f"{size_words(job.nodes, job.spares)}: sinfo -o '%P %D %c %m %G %f' shows nodes, CPUs, memory, GRES, features",
     }
     return next((hint for words, hint in hints.items() if words in message), "")
 

@@ -55,6 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--topology", default="tree", choices=TOPOLOGIES, help="the network; default: tree")
     up.add_argument("--leaves", type=int, default=4, help="leaf switches, or blocks; default: 4")
     up.add_argument("--gpus", type=int, default=0, help="fake GPUs on each node, as Slurm GRES")
+    up.add_argument(
+        "--kind", action="append", default=[], dest="kinds", metavar="'NAMES KEY=VALUE ...'",
+        help="nodes with these names and settings of slurm.conf, in place of --nodes and --gpus; may be repeated",
+    )  # fmt: skip
     up.add_argument("--slurmd-timeout", type=int, default=10, metavar="SECONDS")
     up.add_argument("--suite", default="forky", choices=SUITES, help="Debian: Slurm 26.05 or 24.11")
     up.add_argument("--accounting", action="store_true", help="slurmdbd with accounts of alice and bob, and its limits")
@@ -159,6 +163,7 @@ def _up(args: argparse.Namespace) -> None:
         suite=args.suite,
         nodes=args.nodes,
         gpus=args.gpus,
+        kinds=tuple(args.kinds),
         topology=args.topology,
         leaves=args.leaves,
         slurmd_timeout=args.slurmd_timeout,

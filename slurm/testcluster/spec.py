@@ -1,17 +1,19 @@
 """The shape of a test cluster, and the configuration files that result. Pure: no I/O.
 
-A cluster has one controller ``ctl``, one login container ``login``, and compute nodes ``n0`` to ``n<N-1>``. The nodes
-hang on leaf switches ``s0`` to ``s<L-1>`` in contiguous groups, under one ``spine``, or are joined by another topology
-(topologies.py). On request there is a second
-management node ``ctl2``, which runs a standby coordinator.
+A cluster has one controller ``ctl``, one login container ``login``, and compute nodes ``n0`` to ``n<N-1>``, or nodes of
+several kinds with names of their own. The nodes hang on leaf switches ``s0`` to ``s<L-1>`` in contiguous groups, under
+one ``spine``, or are joined by another topology (topologies.py). On request there is a second management node ``ctl2``,
+which runs a standby coordinator.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from muster.slurm.client.parsing import hostlist
 from muster.slurm.testcluster import topologies
 
 CONTROLLER = "ctl"
@@ -92,6 +94,8 @@ class ClusterSpec:
     topology.yaml in its place. `suite` is the image's Debian: ``forky`` has Slurm 26.05, ``trixie`` has Slurm 24.11
     without pyslurm. `tests_image`: use the image of the tests. The other image has no pyslurm, and its build takes a
     minute less. `accounting`: slurmdbd keeps Slurm's accounting in a database on the controller, and its limits hold.
+    `kinds`: nodes of several kinds, in place of `nodes` and `gpus`. Each has names and what slurm.conf says of them, as
+    in "gpu-a-[001-002] Gres=gpu:h100:4 Features=ib". GPUs have the device files in the order of their types.
     `policy`: the text of policy.toml. `confined`: Slurm limits jobs with cgroups, as most sites do; `cpus` is
     then at most what this host has. `private_tmp`: each job has /tmp and /dev/shm of its own.
     """
@@ -116,11 +120,14 @@ class ClusterSpec:
     accounting: bool = False
     confined: bool = False
     private_tmp: bool = False
+    kinds: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     policy: str = POLICY
 
     def __post_init__(self) -> None:
         """Refuses a cluster that is not possible."""
+        if self.kinds:
+            object.__setattr__(self, "nodes", len(self.node_names))
         if not 1 <= self.nodes <= 200:
             raise SpecError(f"{self.nodes} nodes: a cluster has 1 to 200")
         if not self.leaves >= 1:
@@ -131,7 +138,9 @@ class ClusterSpec:
 
     @property
     def node_names(self) -> list[str]:
-        """``n0`` and so on."""
+        """``n0`` and so on, or those of the kinds."""
+        if self.kinds:
+            return [name for kind in self.kinds for name in hostlist.expand(kind.split()[0])]
         return [f"n{index}" for index in range(self.nodes)]
 
     @property
@@ -147,7 +156,7 @@ class ClusterSpec:
     def leaf_of(self, node: str) -> str:
         """The leaf switch of `node`."""
         leaves = min(self.leaves, self.nodes)
-        return f"s{int(node[1:]) * leaves // self.nodes}"
+        return f"s{self.node_names.index(node) * leaves // self.nodes}"
 
     def address(self, host: str, subnet: str) -> str:
         """The fixed address of `host` in `subnet`, which is given as its first three numbers (``10.200.7``)."""
@@ -166,7 +175,7 @@ class ClusterSpec:
     def from_json(text: str) -> ClusterSpec:
         """The inverse of `to_json`."""
         values = json.loads(text)
-        return ClusterSpec(**{**values, "extra": tuple(values["extra"])})
+        return ClusterSpec(**{**values, "extra": tuple(values["extra"]), "kinds": tuple(values["kinds"])})
 
     def files(self) -> dict[str, str]:
         """The files of /etc/slurm by name."""
@@ -175,8 +184,8 @@ class ClusterSpec:
             **({"topology.yaml": self.topology_yaml} if self.topology_yaml else self._topology_files()),
             "cgroup.conf": _CONFINED if self.confined else "CgroupPlugin=disabled\n",
         }
-        if self.gpus:
-            files["gres.conf"] = f"Name=gpu File=/dev/nvidia[0-{self.gpus - 1}]\n"
+        if lines := [line for kind in self._kinds() for line in _gres_lines(kind)]:
+            files["gres.conf"] = "".join(f"{line}\n" for line in lines)
         if self.private_tmp:
             files["job_container.conf"] = _PRIVATE_TMP  # from 25.11 on, the plugin is called namespace/tmpfs
         return files
@@ -221,24 +230,30 @@ class ClusterSpec:
             "MinJobAge": "3600",
             "SchedulerParameters": ",".join(scheduler),
             **({"SlurmctldParameters": "enable_expedited_requeue"} if self.expedited_requeue else {}),
-            **({"GresTypes": "gpu"} if self.gpus else {}),
+            **({"GresTypes": "gpu"} if any("Gres=" in kind for kind in self._kinds()) else {}),
         }
         settings |= _ACCOUNTING if self.accounting else {}
-        gres = f" Gres=gpu:{self.gpus}" if self.gpus else ""
-        last = self.nodes - 1
+        each = (
+            f"CPUs={self.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={self.cpus} ThreadsPerCore=1 "
+            f"RealMemory={self.memory_mib}"
+        )
+        every = ",".join(kind.split()[0] for kind in self._kinds())
         lines = [
             *(f"{key}={value}" for key, value in settings.items()),
             *self.extra,
-            f"NodeName=n[0-{last}] CPUs={self.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={self.cpus} "
-            f"ThreadsPerCore=1 RealMemory={self.memory_mib}{gres} State=UNKNOWN",
-            f"PartitionName=main Nodes=n[0-{last}] Default=YES MaxTime=INFINITE State=UP",
-            f"PartitionName=shared Nodes=n[0-{last}] MaxTime=INFINITE State=UP",
+            *(f"NodeName={kind} {each}{'' if 'State=' in kind else ' State=UNKNOWN'}" for kind in self._kinds()),
+            f"PartitionName=main Nodes={every} Default=YES MaxTime=INFINITE State=UP",
+            f"PartitionName=shared Nodes={every} MaxTime=INFINITE State=UP",
             *(
-                f"PartitionName={name} Nodes=n[0-{last}] MaxTime=INFINITE State=UP Topology={name}"
+                f"PartitionName={name} Nodes={every} MaxTime=INFINITE State=UP Topology={name}"
                 for name in topologies.partitions(self.topology)
             ),
         ]
         return "\n".join(lines) + "\n"
+
+    def _kinds(self) -> tuple[str, ...]:
+        gres = f" Gres=gpu:{self.gpus}" if self.gpus else ""
+        return self.kinds or (f"n[0-{self.nodes - 1}]{gres}",)
 
     def _private_tmp(self) -> dict[str, str]:
         key, room = ("JobContainerType", "job_container") if self.suite == "trixie" else ("NamespaceType", "namespace")
@@ -250,3 +265,15 @@ class ClusterSpec:
         for node in self.node_names:
             groups.setdefault(self.leaf_of(node), []).append(node)
         return groups
+
+
+def _gres_lines(kind: str) -> Iterator[str]:
+    """The lines of gres.conf for the GPUs of a kind."""
+    names, *settings = kind.split()
+    gres, first = next((text.removeprefix("Gres=") for text in settings if text.startswith("Gres=")), ""), 0
+    for part in filter(None, gres.split(",")):
+        name, *of_type, count = part.split(":")
+        last = first + int(count) - 1
+        typed = "".join(f" Type={one}" for one in of_type)
+        yield f"NodeName={names} Name={name}{typed} File=/dev/nvidia[{first}-{last}]"
+        first = last + 1

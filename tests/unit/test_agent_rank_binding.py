@@ -65,6 +65,13 @@ def test_srun_itself_says_what_each_task_would_have_on_spares_too(
     assert capsys.readouterr().err == ""
 
 
+def test_tasks_for_each_gpu_are_not_counted_by_nodes_too(site: Site) -> None:
+    """srun refuses --ntasks-per-node beside --ntasks-per-gpu."""
+    site.keep("python train.py", environ={"SLURM_NTASKS_PER_GPU": "1"})
+    assert Path(f"{site.srun}.words").read_text().startswith("--nodes=2 --ntasks=4 --overlap ")
+    assert task_binding.read(str(site.path), "n0", [2, 3])[1].variables == {"CUDA_VISIBLE_DEVICES": "1"}
+
+
 @pytest.mark.parametrize("words", ["python train.py", "--cpu-bind=none python train.py", "-l --mpi=pmi2 python a"])
 def test_a_launch_that_asks_for_no_binding_asks_nobody(site: Site, words: str) -> None:
     site.path.write_text("muster-binding n0 0 1 0 0")

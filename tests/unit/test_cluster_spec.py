@@ -101,9 +101,25 @@ def test_slurms_own_requeue_stays_unless_asked_otherwise() -> None:
     assert "SlurmctldParameters" not in conf
 
 
+def test_nodes_of_several_kinds_have_their_own_names_and_gpus() -> None:
+    kinds = ("gpu-a-[001-002,015] Gres=gpu:a100:2,gpu:h100:4 Features=ib", "r[1-2]n[01-02] Gres=gpu:1g.10gb:7")
+    spec = ClusterSpec(kinds=kinds)
+    assert spec.node_names == ["gpu-a-001", "gpu-a-002", "gpu-a-015", "r1n01", "r1n02", "r2n01", "r2n02"]
+    assert (spec.nodes, ClusterSpec.from_json(spec.to_json())) == (7, spec)
+    files = spec.files()
+    assert files["gres.conf"].splitlines() == [
+        "NodeName=gpu-a-[001-002,015] Name=gpu Type=a100 File=/dev/nvidia[0-1]",
+        "NodeName=gpu-a-[001-002,015] Name=gpu Type=h100 File=/dev/nvidia[2-5]",
+        "NodeName=r[1-2]n[01-02] Name=gpu Type=1g.10gb File=/dev/nvidia[0-6]",
+    ]
+    assert files["topology.conf"].startswith("SwitchName=s0 Nodes=gpu-a-001,gpu-a-002\n")
+    assert "NodeName=gpu-a-[001-002,015] Gres=gpu:a100:2,gpu:h100:4 Features=ib CPUs=8" in files["slurm.conf"]
+    assert "PartitionName=main Nodes=gpu-a-[001-002,015],r[1-2]n[01-02] " in files["slurm.conf"]
+
+
 def test_fake_gpus_are_a_generic_resource_with_devices() -> None:
     files = ClusterSpec(gpus=8).files()
-    assert files["gres.conf"] == "Name=gpu File=/dev/nvidia[0-7]\n"
+    assert files["gres.conf"] == "NodeName=n[0-9] Name=gpu File=/dev/nvidia[0-7]\n"
     assert "Gres=gpu:8" in files["slurm.conf"]
     assert "gres.conf" not in ClusterSpec().files()
 

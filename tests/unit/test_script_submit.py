@@ -379,7 +379,8 @@ def test_variables_of_sbatch_are_followed(shell: Shell, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("BASH_ENV", "/site/init.sh")
     _, _, err = shell.submit("--force", "--spares=1", "train.sbatch")
-    assert shell.noted("argv")[:5] == ["--nodes=5", "--ntasks=5", "--gpus=10", "--no-kill", "--exclusive"]
+    grown = ["--nodes=5", "--ntasks=5", "--gpus=10", "--gpus-per-node=2"]
+    assert shell.noted("argv")[:6] == [*grown, "--no-kill", "--exclusive"]
     assert "--export=BASH_ENV" in shell.noted("argv")
     assert "SBATCH_EXCLUSIVE of this shell: --exclusive=user is overridden" in err
     text = Path(shell.variable("BASH_ENV") or "").read_text()

@@ -19,7 +19,8 @@ _TOTALS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_GPUS")
 _PER_NODE = ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE")
 """Numbers of each node, in the short form `2(x3),1`."""
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
-_LAST_NUMBER = re.compile(r"\d+$")
+_COUNT = re.compile(r"\d+(?=,|$)")
+"""The numbers of "8" and of "a100:8,h100:8"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ def on_nodes(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]
 
 
 def _share(total: str, own: int, count: int) -> str:
-    """The part of a number that belongs to `own` of `count` nodes: "6", and "gpu:a100:6" too."""
-    return _LAST_NUMBER.sub(lambda found: str(int(found[0]) * own // count), total)
+    """The part of a number that belongs to `own` of `count` nodes: "6", and "a100:6,h100:6" too."""
+    return _COUNT.sub(lambda found: str(int(found[0]) * own // count), total)
 
 
 def _first_of(text: str, count: int) -> str:

@@ -7,7 +7,7 @@ asked: it starts as many tasks with the same options, spares included, and each 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from muster.daemon.agent.launch import task_binding
@@ -26,6 +26,7 @@ _VARIABLES = {
     "gpu-bind": ("SLURM_GPU_BIND",),
     "tres-bind": ("SLURM_TRES_BIND",),
     "tres-per-task": ("SLURM_TRES_PER_TASK",),
+    "ntasks-per-gpu": ("SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES"),
 }
 """Options that bind tasks, and the variables from which srun takes them, too."""
 _BESIDE = ("distribution", "exact", "gres", "gres-flags", "gpus-per-node", "cpus-per-gpu", "ntasks-per-core")
@@ -44,7 +45,7 @@ def keep(path: str, words: SrunWords, environ: Mapping[str, str], decision: Deci
     """
     lines, names = list[str](), asked(words, environ)
     if decision.kind is Kind.RANKS and names:
-        said = _ask(probe_words(words, nodes, decision.tasks_per_node), environ, nodes, srun)
+        said = _ask(probe_words(words, names, nodes, decision.tasks_per_node), environ, nodes, srun)
         counts = task_binding.nodes_of(said)
         if all(counts.get(node) == decision.tasks_per_node for node in nodes.own):
             lines, names = said, []
@@ -63,11 +64,12 @@ def asked(words: SrunWords, environ: Mapping[str, str]) -> list[str]:
     return [name for name, value in found.items() if value not in _NO_BINDING]
 
 
-def probe_words(words: SrunWords, nodes: Nodes, tasks_per_node: int) -> list[str]:
-    """The words behind srun that start the tasks."""
+def probe_words(words: SrunWords, names: Collection[str], nodes: Nodes, tasks_per_node: int) -> list[str]:
+    """The words behind srun that start the tasks. `names`: the options that bind tasks."""
     kept = [word for option in words.options if option.name in (*_VARIABLES, *_BESIDE) for word in option.words]
     count = len(nodes.all)
-    size = [f"--nodes={count}", f"--ntasks={count * tasks_per_node}", f"--ntasks-per-node={tasks_per_node}"]
+    each = [] if "ntasks-per-gpu" in names else [f"--ntasks-per-node={tasks_per_node}"]  # srun refuses both
+    size = [f"--nodes={count}", f"--ntasks={count * tasks_per_node}", *each]
     return [*kept, *size, "--overlap", "--mpi=none", "--input=none", "sh", "-c", task_binding.TASK]
 
 
