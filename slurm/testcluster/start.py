@@ -161,7 +161,7 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
     (folder / "muster" / "policy.toml").write_text(spec.policy)
     if spec.accounting:
         (folder / "cluster" / "slurmdbd.conf").write_text(SLURMDBD_CONF)
-    for script in ("init.sh", "healthy-host.sh"):
+    for script in ("init.sh", "healthy-host.sh", "mount_namespace.py"):
         shutil.copy(_HERE / script, folder / "cluster" / script)
     key = folder / "cluster" / "munge.key"
     key.touch(mode=0o400)
@@ -224,6 +224,7 @@ def _start_one(cluster: Cluster, host: str, image: str, owner: str) -> None:
         *("--shm-size=1g", "--pids-limit=-1", "--stop-signal=KILL", *engine.ulimits),
         *(
             image,
+            *(("python3", "/cluster/mount_namespace.py") if spec.private_tmp and role == "node" else ()),
             "bash",
             "/cluster/init.sh",
             role,
