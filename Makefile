@@ -148,14 +148,9 @@ beside-cluster:
 	@$(SEEDS)
 	@$(PLANTED_BUGS)
 
-# What Slurm 24.11 could do otherwise. make test does not wait for a second image.
-ON_OLD_SLURM := $(addprefix tests/cluster/test_,slurm_contract.py::test_contract batch_host.py \
-    recovery.py::test_a_run_with_faults_and_planned_swaps_ends_with_the_same_bits \
-    recovery.py::test_seven_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage)
-
-test-long: test $(RELEASE)/.ready ## what takes longer: repetitions of unit tests, Slurm's own rules, ten minutes each of worlds never seen before, and of chaos on a real Slurm
+test-long: test $(RELEASE)/.ready ## what takes longer: repetitions of unit tests, Slurm's own rules, the cluster tests on Slurm 24.11, ten minutes each of worlds never seen before, and of chaos on a real Slurm
 	@$(PYTEST) -n 2 -m long tests/unit tests/cluster
-	@$(PYTEST) -n 2 --suite trixie $(ON_OLD_SLURM)
+	@$(PYTEST) -n 2 --suite trixie tests/cluster
 	@$(PYTEST) -n 2 -m hypothesis --hypothesis-profile long tests/unit
 	@$(TORCH) -m long
 	@$(MAKE) --no-print-directory adapters-test

@@ -30,10 +30,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+def suite(pytestconfig: pytest.Config) -> str:
+    """Debian of all clusters of this run."""
+    return str(pytestconfig.getoption("--suite"))
+
+
+@pytest.fixture(scope="session")
+def cluster(pytestconfig: pytest.Config, suite: str) -> Iterator[Cluster]:
     """A cluster of 10 nodes; a missing engine is a failure that says what to install, never a skip."""
     try:
-        spec = ClusterSpec(nodes=10, requeue_delay=1, metrics=True, suite=pytestconfig.getoption("--suite"))
+        spec = ClusterSpec(nodes=10, requeue_delay=1, metrics=True, suite=suite)
         one = Cluster.up(spec)
     except EngineError as error:
         pytest.fail(f"the cluster did not start: {error}", pytrace=False)

@@ -28,10 +28,9 @@ QOS = (
 
 
 @pytest.fixture(scope="module")
-def site(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+def site(suite: str) -> Iterator[Cluster]:
     """Six nodes. Ordinary users see no other user's jobs and usage, and no nodes that their jobs do not have."""
     extra = ("PreemptType=preempt/qos", "PreemptMode=REQUEUE", "PrivateData=jobs,usage,nodes")
-    suite = pytestconfig.getoption("--suite")
     with Cluster.up(ClusterSpec(nodes=6, requeue_delay=1, accounting=True, extra=extra, suite=suite)) as cluster:
         names = ",".join(line.split()[0] for line in QOS)
         changes = [f"add qos {line}" for line in QOS]

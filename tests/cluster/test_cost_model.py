@@ -90,9 +90,9 @@ def pod(node: str) -> int:
 
 
 @pytest.fixture
-def network() -> Iterator[Cluster]:
+def network(suite: str) -> Iterator[Cluster]:
     """Eight nodes without daemons, whose links are shaped."""
-    with Cluster.up(ClusterSpec(nodes=8, leaves=4, daemons=False)) as cluster:
+    with Cluster.up(ClusterSpec(nodes=8, leaves=4, daemons=False, suite=suite)) as cluster:
         for node in NODES:
             cluster.sh(node, shape(cluster, node))
         yield cluster

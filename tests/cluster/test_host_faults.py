@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -27,32 +29,41 @@ def wait_attached_and_fit(training: Training) -> None:
     assert set(health_of_nodes(cluster).values()) == {"FIT"}
 
 
-def test_training_outlives_munged(healthy: Cluster) -> None:
+@pytest.fixture
+def patient(healthy: Cluster) -> Iterator[Cluster]:
+    """A cluster on which slurmctld waits a minute, not 10 s, before it sets a node DOWN that cannot prove who it is."""
+    spec = healthy.spec
+    healthy.reconfigure(dataclasses.replace(spec, slurmd_timeout=60))
+    yield healthy
+    healthy.reconfigure(spec)
+
+
+def test_training_outlives_munged(patient: Cluster) -> None:
     """On a compute node, on the coordinator's node, and during a restart of the coordinator."""
-    with Training(healthy, TrainingSpec("munge", nodes=3, spares=1, arguments=SLOW_STEPS)) as training:
+    with Training(patient, TrainingSpec("munge", nodes=3, spares=1, arguments=SLOW_STEPS)) as training:
         training.submit()
         training.wait_step(20)
         node = training.node_of(1)
         seats = [training.node_of(rank) for rank in range(3)]
-        healthy.stop_service(node, "munged")
+        patient.stop_service(node, "munged")
         before = training.generation
         training.kill_rank(2)
         generation = int(training.wait_recovered(before + 1)["generation"])
-        healthy.stop_service(CONTROLLER, "munged")
+        patient.stop_service(CONTROLLER, "munged")
         made = len(training.steps(generation))
         wait_until(
             lambda: len(training.steps(generation)) >= made + 30,
             120,
             "30 steps without munged on the coordinator's node",
         )
-        healthy.start_service(CONTROLLER, "munged")
+        patient.start_service(CONTROLLER, "munged")
         # From now on neither the agent nor the musterd of the node can attach.
-        healthy.restart_coordinator()
+        patient.restart_coordinator()
         training.wait(lambda view: view.get("phase") == "RUNNING", 60, "the coordinator is back")
         missing = f"node {node} answers others"
         made = len(training.steps(generation))
         wait_until(lambda: len(training.steps(generation)) >= made + 40, 240, "steps with an agent that can't attach")
-        healthy.start_service(node, "munged")
+        patient.start_service(node, "munged")
         wait_attached_and_fit(training)
         assert missing not in str(training.view)
         training.kill_rank(0)

@@ -269,16 +269,16 @@ def test_ranks_and_buddies_follow_the_controllers_fabric_toml_also_after_a_chang
 
 
 @pytest.fixture
-def wide() -> Iterator[Cluster]:
+def wide(suite: str) -> Iterator[Cluster]:
     """A cluster of 18 nodes on four leaves."""
-    with Cluster.up(ClusterSpec(nodes=18, leaves=4)) as cluster:
+    with Cluster.up(ClusterSpec(nodes=18, leaves=4, suite=suite)) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def in_blocks(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def in_blocks(suite: str) -> Iterator[Cluster]:
     """A cluster of 8 nodes in two blocks. Slurm orders nodes by block, and the blocks do not follow the names."""
-    if request.config.getoption("--suite") == "trixie":
+    if suite == "trixie":
         pytest.skip("Slurm 24.11 has no BlockAsNodeRank")
     spec = ClusterSpec(nodes=8, topology="block", extra=("TopologyParam=BlockAsNodeRank",))
     with Cluster.up(spec) as cluster:
@@ -325,9 +325,9 @@ def test_tensor_pipeline_and_data_groups_on_18_nodes_and_after_two_swaps(wide: C
 
 
 @pytest.fixture
-def roomy_blocks(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def roomy_blocks(suite: str) -> Iterator[Cluster]:
     """A cluster of 20 nodes in four blocks of five, of which two make one pod."""
-    if request.config.getoption("--suite") == "trixie":
+    if suite == "trixie":
         pytest.skip("Slurm 24.11 has no aggregated blocks")
     with Cluster.up(ClusterSpec(nodes=20, leaves=4, topology="block")) as cluster:
         yield cluster

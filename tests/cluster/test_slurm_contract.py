@@ -146,8 +146,8 @@ def test_the_end_of_a_batch_script_on_a_removed_node_ends_the_job(healthy: Clust
     wait_until(lambda: shown(healthy, gang)[0] == "FAILED", 10, "the job failed")
 
 
-def test_a_node_is_removed_from_a_job_with_gpus() -> None:
-    with Cluster.up(ClusterSpec(nodes=3, gpus=2, daemons=False)) as cluster:
+def test_a_node_is_removed_from_a_job_with_gpus(suite: str) -> None:
+    with Cluster.up(ClusterSpec(nodes=3, gpus=2, daemons=False, suite=suite)) as cluster:
         options = "-N3 --no-kill --gres=gpu:2"
         run = "srun --no-kill sleep 600"
         job = cluster.sh(LOGIN, f"sbatch --parsable -o /dev/null {options} --wrap '{run}'", user=USER)

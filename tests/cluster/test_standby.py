@@ -17,9 +17,9 @@ BUCKETS = (*SLOW_STEPS, "--bucket-cap-mb", "0.05")
 
 
 @pytest.fixture
-def pair() -> Iterator[Cluster]:
+def pair(suite: str) -> Iterator[Cluster]:
     """A new cluster with two management nodes and six compute nodes."""
-    with Cluster.up(ClusterSpec(nodes=6, standby=True)) as cluster:
+    with Cluster.up(ClusterSpec(nodes=6, standby=True, suite=suite)) as cluster:
         yield cluster
 
 

@@ -23,9 +23,8 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def network(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def network(request: pytest.FixtureRequest, suite: str) -> Iterator[Cluster]:
     """A cluster of 8 nodes in two groups, with the topology that the test names, and without Muster's daemons."""
-    suite = request.config.getoption("--suite")
     if suite == "trixie":
         pytest.skip("Slurm 24.11 has neither several topologies nor tori")
     with Cluster.up(ClusterSpec(nodes=8, leaves=2, topology=request.param, daemons=False)) as cluster:
@@ -160,9 +159,9 @@ LEAVES = [virtual.names(144)[at : at + 9] for at in range(0, 144, 9)]
 
 
 @pytest.fixture
-def site(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def site(suite: str) -> Iterator[Cluster]:
     """A controller with 144 virtual nodes: racks of 18, or 16 leaves in 4 pods, or rings of 16."""
-    if request.config.getoption("--suite") == "trixie":
+    if suite == "trixie":
         pytest.skip("Slurm 24.11 has one topology at a time")
     networks = {
         "racks": [*virtual.blocks(RACKS, (18, 72))],

@@ -31,11 +31,9 @@ BUCKETS = (*SLOW_STEPS, "--bucket-cap-mb", "0.05")
 
 
 @pytest.fixture(scope="module")
-def versions(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+def versions(suite: str) -> Iterator[Cluster]:
     """A small cluster of its own, with the earlier version at hand: no other test meets that."""
-    with Cluster.up(
-        ClusterSpec(nodes=3, requeue_delay=1, suite=pytestconfig.getoption("--suite"), policy=EARLY_POLICY)
-    ) as cluster:
+    with Cluster.up(ClusterSpec(nodes=3, requeue_delay=1, suite=suite, policy=EARLY_POLICY)) as cluster:
         bring_versions(cluster)
         yield cluster
 
@@ -175,9 +173,10 @@ def test_a_node_that_joins_later_starts_the_new_version_in_a_gang_of_the_old_one
 
 
 @pytest.mark.long
-def test_a_standby_pair_is_upgraded_one_host_after_the_other() -> None:
+def test_a_standby_pair_is_upgraded_one_host_after_the_other(suite: str) -> None:
     """The standby first: it takes over from the old leader. The old one can't take back, and says so."""
-    with Cluster.up(ClusterSpec(nodes=2, requeue_delay=1, standby=True, policy=EARLY_POLICY)) as pair:
+    spec = ClusterSpec(nodes=2, requeue_delay=1, standby=True, suite=suite, policy=EARLY_POLICY)
+    with Cluster.up(spec) as pair:
         bring_versions(pair)
         upgrade_all(pair, OLD)
         wait_all_attached(pair)
