@@ -81,7 +81,7 @@ def too_few_nodes_reason(roster: Roster, job: SlurmJob) -> str:
         return f"{counted(len(job.job_nodes), 'node is', 'nodes are')} left in the job"
     words = f"{len(gone)} of {len(roster.members)} agents are gone ({gone[0].removal_reason})"
     if len(gone) == len(roster.members) and all(m.removal_reason == m.agent_ended_reason for m in gone):
-        words += f"; slurm-{job.job}.out says why, if Slurm has ended them: for their memory, for example"
+        words += f"; slurm-{job.job}.out says why, if Slurm has ended them: for their memory, or by scancel"
     return words
 
 
