@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 SBATCH_TIMEOUT_S = 120.0
 _CANCEL_S = 20.0
+_LASTING_LIMIT = re.compile(r"(Assoc|QOS)\w*(Jobs|PerJob|Wall)\w*|MaxJobsPerAccount|Partition(\w+Limit|Config)")
+"""Slurm's words for limits that a job of one node does not outwait. A limit of nodes or GPUs is none of them: Slurm may
+still count the node that this job has just lost."""
 _NO_END_TIME = 2**32 - 2
 """The end time that Slurm gives for a job without a time limit."""
 _SITE_VARIABLES = frozenset({"MUSTER_CONFIG", "MUSTER_AUTH"})
@@ -48,6 +52,10 @@ class JobSubmitter(Protocol):
 
     async def cancel(self, job: int, *, timeout_s: float) -> None:
         """See muster.slurm.client.types.Slurm."""
+        ...
+
+    async def pending_reason(self, job: int) -> str:
+        """See muster.slurm.client.backends.sbatch.Sbatch."""
         ...
 
 
@@ -92,19 +100,22 @@ class PoolRequests:
         try:
             number = await self._submit(request)
             if request.serial not in self._wanted_serials:
-                await self._cancel(number)
+                await self._cancel(number, "its pool request has ended")
                 return
             answer = PoolAnswer(serial=request.serial, slurm_job_id=number)
             log.info("job submitted for pool request %d: %d", request.serial, number)
+            if _LASTING_LIMIT.fullmatch(reason := await self._sbatch.pending_reason(number)):
+                answer = PoolAnswer(serial=request.serial, error=f"no node of the shared pool: the limit {reason}")
+                await self._cancel(number, answer.error)
         except (SlurmError, OSError, NotOneLine, WrongOption) as error:
             answer = PoolAnswer(serial=request.serial, error=f"no node of the shared pool: {error}")
             log.error("%s", answer.error)
         self._answers[request.serial] = answer
         self._changed()
 
-    async def _cancel(self, number: int) -> None:
-        """Cancel a job whose request ended while Slurm submitted it: nobody else knows the job."""
-        log.info("cancelling job %d: its pool request has ended", number)
+    async def _cancel(self, number: int, why: str) -> None:
+        """Cancel a job that the coordinator does not know."""
+        log.info("cancelling job %d: %s", number, why)
         await self._sbatch.cancel(number, timeout_s=_CANCEL_S)
 
     async def _submit(self, request: PoolRequest) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from muster.launcher.command import print_note
-from muster.slurm.client.backends.sbatch import pending_reason
+from muster.slurm.client.backends.sbatch import Sbatch
 from muster.wording import counted
 
 _LIMIT = re.compile(
@@ -27,7 +27,7 @@ async def say_limit(job: int, nodes: int, spares: int) -> None:
 
 async def limit_of(job: int, nodes: int, spares: int) -> str:
     """What is said if a limit holds back the job that was just queued. `nodes`: those that train; 0: not known."""
-    return limit_words(await pending_reason(job), job, nodes, spares)
+    return limit_words(await Sbatch().pending_reason(job), job, nodes, spares)
 
 
 def limit_words(reason: str, job: int, nodes: int, spares: int) -> str:

@@ -19,6 +19,7 @@ class Slurm:
 
     def __init__(self, refuses: str = "") -> None:
         self.refuses = refuses
+        self.reason = "Priority"
         self.scripts: list[str] = []
         self.environ: Mapping[str, str] | None = {}
         self.cancelled: list[int] = []
@@ -36,6 +37,10 @@ class Slurm:
     async def cancel(self, job: int, *, timeout_s: float) -> None:
         """See Sbatch."""
         self.cancelled.append(job)
+
+    async def pending_reason(self, job: int) -> str:
+        """See Sbatch."""
+        return self.reason
 
 
 class Asking:
@@ -117,6 +122,28 @@ async def test_slurms_refusal_is_told_in_its_words(tmp_path: Path) -> None:
     (answer,) = asking.pool.answers()
     assert answer.slurm_job_id == 0
     assert "Invalid partition name specified" in answer.error
+
+
+@pytest.mark.parametrize(
+    ("reason", "waits"),
+    [
+        *((reason, False) for reason in ("QOSMaxJobsPerUserLimit", "AssocGrpJobsLimit", "QOSMaxNodePerJobLimit")),
+        *((reason, False) for reason in ("AssocMaxWallDurationPerJobLimit", "MaxJobsPerAccount", "PartitionConfig")),
+        *((reason, True) for reason in ("", "Resources", "QOSGrpNodeLimit", "AssocGrpGRES", "QOSMaxNodePerUserLimit")),
+    ],
+)
+async def test_a_pool_job_is_taken_back_that_a_limit_keeps_from_starting(
+    tmp_path: Path, reason: str, waits: bool
+) -> None:
+    """The gang would wait for it in vain. A limit of nodes is no longer reached once Slurm has let go of a lost one."""
+    slurm = Slurm()
+    slurm.reason = reason
+    asking = Asking(tmp_path, slurm)
+    await asking.order(1)
+    (answer,) = asking.pool.answers()
+    said = f"no node of the shared pool: the limit {reason}"
+    assert (answer.slurm_job_id, answer.error) == ((41, "") if waits else (0, said))
+    assert slurm.cancelled == ([] if waits else [41])
 
 
 async def test_a_full_disk_is_an_answer_too(tmp_path: Path) -> None:

@@ -17,16 +17,6 @@ from muster.slurm.client.parsing import error_messages
 _REASON_TIMEOUT_S = 5.0
 
 
-async def pending_reason(job: int) -> str:
-    """Why a job has not started, in Slurm's word. Empty: it has, or Slurm does not answer."""
-    try:
-        done = await run_command.run(["squeue", "-h", "-j", str(job), "-o", "%r"], timeout_s=_REASON_TIMEOUT_S)
-    except SlurmUnavailable:
-        return ""
-    first = done.stdout.splitlines()[:1]  # an array has a line for each task that runs
-    return first[0] if done.exit_status == 0 and first else ""
-
-
 class Sbatch:
     """Runs `sbatch`, from PATH or from the folder `bin`. The part of the Protocol `Slurm` that queues a job."""
 
@@ -60,6 +50,16 @@ class Sbatch:
             return int(done.stdout.split(";")[0])
         except ValueError:
             raise SlurmUnavailable(f"sbatch --parsable printed {done.stdout!r}, expected a job id") from None
+
+    async def pending_reason(self, job: int) -> str:
+        """Why a job has not started, in Slurm's word. Empty: it has, or Slurm does not answer."""
+        argv = self._argv(["squeue", "-h", "-j", str(job), "-o", "%r"])
+        try:
+            done = await run_command.run(argv, timeout_s=_REASON_TIMEOUT_S)
+        except SlurmUnavailable:
+            return ""
+        first = done.stdout.splitlines()[:1]  # an array has a line for each task that runs
+        return first[0] if done.exit_status == 0 and first else ""
 
     async def aclose(self) -> None:
         """Does nothing: no process outlives its call."""

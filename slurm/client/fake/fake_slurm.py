@@ -42,6 +42,10 @@ class FakeSlurm:
         found = self.cluster.jobs()
         return dict(found) if ids is None else {id: found.get(id, GONE) for id in ids}
 
+    async def pending_reason(self, job: int) -> str:
+        """See muster.slurm.client.backends.sbatch.Sbatch."""
+        return self.cluster.jobs()[job].reason
+
     async def nodes(
         self, names: Collection[str] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> NodeAnswers | Unknown:
