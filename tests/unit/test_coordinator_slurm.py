@@ -275,6 +275,21 @@ async def test_the_watch_posts_changes_of_a_pool_job(slurm: FakeSlurm) -> None:
     assert seen[-1] == events.PoolJobChanged("g", pool_job, ())
 
 
+@pytest.mark.parametrize(
+    ("state", "flags", "suspended"),
+    [
+        (JobState.SUSPENDED, (), True),
+        (JobState.RUNNING, (JobFlag.STOPPED,), True),  # scancel --signal=STOP
+        (JobState.RUNNING, (JobFlag.SIGNALING,), False),
+    ],
+)
+def test_a_job_stands_still_that_slurm_or_its_user_has_stopped(
+    slurm: FakeSlurm, state: JobState, flags: tuple[JobFlag, ...], suspended: bool
+) -> None:
+    seen = job_seen(Owing(slurm).state.gangs["g"], Job(1, state, frozenset(flags), nodes=("n1",)))
+    assert (seen.suspended, seen.nodes) == (suspended, ("n1",))
+
+
 class _NodesUnknown:
     """A Slurm that answers for jobs only."""
 

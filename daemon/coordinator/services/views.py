@@ -298,7 +298,7 @@ def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str
     seen = ObservedGang() if gang.final else observed.gangs.get(gang.id, ObservedGang())
     in_queue = gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or (gang.phase is Phase.GATHERING and seen.job_pending)
     if suspended := seen.suspended_jobs & gang.jobs():
-        why = "which an operator, or a job of a higher priority, has suspended"
+        why = "which its user, an operator, or a job of a higher priority has suspended"
         phase_words = f"Slurm to resume job {min(suspended)}, {why}"
     else:
         phase_words = _queue_words(seen, observed, gang) if in_queue else _phase_words(seen, gang)

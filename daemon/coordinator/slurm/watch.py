@@ -162,7 +162,7 @@ def _pool_members(gang: Gang) -> list[Member]:
 def _pool_job_seen(gang: str, job: int, found: Job | Gone) -> events.PoolJobChanged:
     if isinstance(found, Gone):
         return events.PoolJobChanged(gang, job, ())
-    return events.PoolJobChanged(gang, job, found.held_nodes, suspended=found.state is JobState.SUSPENDED)
+    return events.PoolJobChanged(gang, job, found.held_nodes, suspended=_is_suspended(found))
 
 
 def _none_lost(
@@ -208,12 +208,17 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
         limit_s,
         pending_reason=found.reason if found.state is JobState.PENDING else "",
         partition=found.partition,
-        suspended=found.state is JobState.SUSPENDED,
+        suspended=_is_suspended(found),
         end_words=_end_words(gang, found) if ended else "",
         batch_host=found.batch_host if nodes else "",
         completing=found.nodes if found.state is JobState.PENDING and JobFlag.COMPLETING in found.flags else (),
         start_at=None if ended or found.start_time is None else found.start_time + ahead_s,
     )
+
+
+def _is_suspended(found: Job) -> bool:
+    """Slurm has stopped all processes of the job; or its user has, with scancel --signal=STOP."""
+    return found.state is JobState.SUSPENDED or JobFlag.STOPPED in found.flags
 
 
 def _end_words(gang: Gang, found: Job) -> str:
