@@ -18,6 +18,7 @@ _INSTEAD = {
     "requeue": "requeue in job.toml",
     "no-requeue": "requeue in job.toml",
     "no-kill": "always set",
+    "signal": "stop_signal and stop_before in job.toml",
     "array": "several submissions, one for each gang",
     "wrap": "command in job.toml",
     "clusters": "a login node of that cluster",

@@ -331,12 +331,13 @@ def test_one_answer_names_all_mistakes() -> None:
     tables = """
 env = { FOO = 1, RANK = "0", "A B" = "1", WORLD_SIZE = "4" }
 preload = ["a-b", "torch", "c d"]
-slurm.options = ["nice", "--nodes 3", "--array=0-3", "--nice=3", "-J x"]
+slurm.options = ["nice", "--nodes 3", "--array=0-3", "--nice=3", "-J x", "--signal=USR1@120"]
 """
     told = refusal(f"{LEAST}{tables}")
     for words in (
         *("env.FOO: must be a string", "env.RANK: Muster sets RANK", "env.A B", "env.WORLD_SIZE", "'a-b', 'c d'"),
         *("'nice' is no option", "--nodes=3 is not allowed", "--array=0-3 is not", "--job-name=x is not allowed"),
+        "--signal=USR1@120 is not allowed; use instead: stop_signal and stop_before in job.toml",
     ):
         assert words in told
     told = refusal(
