@@ -96,6 +96,7 @@ def test_a_job_that_could_not_start_says_why(attaches: bool) -> None:
     ("reason", "words"),
     [
         ("JobHeldUser", "scontrol release 7 lets it start"),
+        ("job_requeued_in_held_state", "held since its requeue: scontrol release 7 lets it start"),
         ("JobHeldAdmin", "held by an administrator"),
         ("launch_failed_requeued_held", "failed on n1, n2: scontrol release 7"),
         ("launch_failure_limit_exceeded_requeued_held", "scontrol release 7 lets it start again"),

@@ -14,6 +14,7 @@ _WAY_OUT = (
         "held because its launch failed{where}: scontrol release {job} lets it start on other nodes",
     ),
     (r"JobHeldUser", "held by its user: scontrol release {job} lets it start"),
+    (r"job requeued in held state", "held since its requeue: scontrol release {job} lets it start"),
     (r"JobHeldAdmin", "held by an administrator, who alone can release it"),
     (
         r"launch failure limit exceeded requeued held|JobHoldMaxRequeue",
