@@ -22,7 +22,7 @@ from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.batch.batch_process import RemoteCoordinator, run_batch
 from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
-from muster.daemon.agent.batch.srun import Allocation
+from muster.daemon.agent.batch.srun import Allocation, segment_of
 from muster.daemon.agent.ending import INTERRUPTED
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
 from muster.daemon.agent.launch import task_binding
@@ -99,7 +99,16 @@ def _allocation(spec: JobSpec, run: BatchRef) -> Allocation:
     """Read what Slurm says in the environment about this run of the job."""
     nodes, host = int(os.environ.get("SLURM_JOB_NUM_NODES", 0)), os.environ.get("SLURMD_NODENAME", "")
     needed = spec.min_nodes or spec.nodes
-    return Allocation(run.slurm_job_id, nodes, needed, spec.requeue, host, run.slurm_restart_count)
+    return Allocation(
+        run.slurm_job_id,
+        nodes,
+        needed,
+        spec.requeue,
+        host,
+        run.slurm_restart_count,
+        nodes=os.environ.get("SLURM_JOB_NODELIST", ""),
+        segment=segment_of(os.environ),
+    )
 
 
 def read_spec(text: str, *, launches: bool = False) -> JobSpec:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from muster.daemon.agent.batch.asked_segments import say_if_torn
 from muster.daemon.agent.batch.batch_process import (
     EXIT_NOT_OWN_GANG,
     EXIT_REQUEUED,
@@ -23,7 +24,16 @@ from muster.daemon.agent.batch.batch_process import (
     run_batch,
     wait_for_gang,
 )
-from muster.daemon.agent.batch.srun import ALL_LAUNCHED, MAX_REQUEUES, Allocation, LaunchState, Srun, Step, requeue
+from muster.daemon.agent.batch.srun import (
+    ALL_LAUNCHED,
+    MAX_REQUEUES,
+    Allocation,
+    LaunchState,
+    Srun,
+    Step,
+    requeue,
+    segment_of,
+)
 from muster.daemon.host.process.step_signals import FOR_RANKS
 from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.v1.api_pb2 import BatchRef, GangView, NodeView
@@ -292,6 +302,31 @@ async def test_a_node_that_is_dead_at_the_launch_is_left_out(tmp_path: Path, cap
     assert await run_batch([fake_srun(tmp_path), "--no-kill", "agent"], Answers(GATHERING, DONE), given, FAST) == 0
     assert calls(tmp_path) == ["--no-kill agent", "--nodes=3 --ntasks=3 --exclude=n2 --no-kill agent"]
     assert "Task launch for StepId=7.0 failed on node n2" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            "echo BlockName=b0 Nodes=n[0-2] BlockSize=3; echo BlockName=b1 Nodes=n[3-5] BlockSize=3",
+            "muster: warning: --segment=2 was asked for, and the 4 nodes are 3 + 1 of the blocks b0, b1, which tears"
+            " 1 of 2 segments. `scontrol requeue 7` asks for others\n",
+        ),
+        ("echo BlockName=b0 Nodes=n[0-3] BlockSize=4", ""),
+        ("exit 1", ""),
+        ("echo BlockName=b0 Nodes=n[0-", ""),
+    ],
+)
+async def test_a_job_whose_segments_are_torn_is_told_so_while_its_agents_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], answer: str, said: str
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\n{answer}\n")
+    scontrol.chmod(0o755)
+    segment = segment_of({"SLURM_JOB_SEGMENT_SIZE": "2"})
+    await say_if_torn(Allocation(7, scontrol=str(scontrol), nodes="n[0-3]", segment=segment))
+    await say_if_torn(Allocation(7, scontrol=str(scontrol), nodes="n[0-3]", segment=segment_of({})))
+    assert capfd.readouterr().err == said
 
 
 async def test_where_too_few_are_left_the_job_is_requeued(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

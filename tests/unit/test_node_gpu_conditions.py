@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.node.nvml.nvml_process import GpuReading, GpuReadings, Link
 from muster.daemon.node.sensors import gpu_conditions
 from muster.daemon.node.sensors.gpu_conditions import GpuConditions
+from muster.daemon.node.sensors.sensor import Observation
+from muster.daemon.node.signal_windows import SignalRule, SignalWindows
 
 HEALTHY = GpuReading(
     *(3, "0000:3b:00", "GPU-4a1c", "NVIDIA H100 80GB HBM3"),
@@ -205,6 +208,30 @@ def test_pages_and_sram_that_wait_for_a_repair() -> None:
 )
 def test_the_driver_s_recovery_action_is_the_code(action: int, held: dict[str, float]) -> None:
     assert _held(replace(HEALTHY, recovery_action=action)) == held
+
+
+def _signals(windows_of_boot: SignalWindows, seen: list[Observation], actions: Sequence[int]) -> list[str]:
+    """What a node daemon reports of one GPU whose recovery action is each of these, second after second."""
+    conditions = GpuConditions()
+    for at, action in enumerate(actions):
+        gpu = replace(HEALTHY, recovery_action=action)
+        for sample in conditions.samples(GpuReadings(1, [gpu]), float(at), in_gres=1):
+            windows_of_boot.report(sample)
+    return [f"{one.kind} {one.code}" for one in seen]
+
+
+def test_a_gpu_that_wants_a_reset_is_seen_at_the_start_and_not_after_its_repair() -> None:
+    """Its Xid was in the log before the daemon started, and all its counters are 0."""
+    rules = [SignalRule(**asdict(rule)) for rule in Policy.load().rules()]
+    seen: list[Observation] = []
+    windows = SignalWindows(seen.append)
+    windows.use(rules)
+    assert _signals(windows, seen, [1] * 12) == ["gpu-recovery 1"]
+    assert _signals(windows, seen, [0] * 90) == ["gpu-recovery 1", "gpu-recovery-over 1"]
+    after_boot: list[Observation] = []
+    windows = SignalWindows(after_boot.append)
+    windows.use(rules)
+    assert _signals(windows, after_boot, [0] * 90) == []
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,10 @@ def test_an_xid_is_read(line: str, code: int, device: str | None) -> None:
         ("NVRM: GPU at 0000:01:00.0 has fallen off the bus.", "gpu-lost", 0, "0000:01:00.0"),
         ("NVRM: fallen off the bus and is not responding to commands.", "gpu-lost", 0, ""),
         ("NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x22:0x65:1457)", "gpu-missing", 2, "0000:18:00.0"),
+        (
+            "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) from",
+            *("nvml-error", 16, ""),
+        ),
         ("NVRM: rm_init_adapter failed for device bearing minor number 0", "gpu-missing", 2, ""),
         *(
             (f"nvidia-nvswitch0: SXid (PCI:0000:84:00.0): {code}, {words}", kind, code, "0000:84:00.0")

@@ -16,7 +16,7 @@ from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit, read_fabric
 from muster.fabric.sources.tiers import Tiers
 from muster.slurm.client.backends.commands import CliSlurm
-from muster.slurm.client.parsing import records, topology_conf, topology_text
+from muster.slurm.client.parsing import records, segments, topology_conf, topology_text
 from muster.slurm.client.parsing.hostlist import collapse, expand
 from muster.slurm.client.types import Unknown
 
@@ -236,6 +236,36 @@ def test_blocks_whose_nodes_are_yet_to_come_are_no_blocks() -> None:
     read = read_fabric(blocks, expand("n[0-15]"), Tiers())
     assert read.warnings == ()
     assert [len(leaf.nodes) for leaf in read.fabric.domains(Level.LEAF)] == [2] * 8
+
+
+BLOCKS = "".join(f"BlockName=b{at} BlockIndex={at} Nodes=n[{at * 3}-{at * 3 + 2}] BlockSize=3\n" for at in range(3))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "segment", "words"),
+    [
+        (
+            "n[0-2,3-4,6]",
+            2,
+            "the 6 nodes are 3 + 2 + 1 of the blocks b0, b1, b2, which tears 1 of 3 segments",
+        ),
+        ("n[0-1,3-4,6-7]", 2, ""),
+        ("n[0-5]", 3, ""),
+        ("n[0-1,3-4,6-7]", 3, "the 6 nodes are 2 + 2 + 2 of the blocks b0, b1, b2, which tears 2 of 2 segments"),
+        ("n[0-2,3-4,6]", 1, ""),
+        ("n[0-2,3-4],x9", 2, ""),  # nothing is known of x9
+        ("n[0-5]", 6, ""),  # larger than a block, and there are no aggregated ones
+    ],
+)
+def test_segments_that_slurm_has_torn_are_named(nodes: str, segment: int, words: str) -> None:
+    found = segments.torn_segments(BLOCKS, expand(nodes), segment)
+    assert (words in found) if words else not found
+
+
+def test_a_segment_larger_than_a_block_is_one_of_an_aggregated_block() -> None:
+    text = BLOCKS + "AggregatedBlock=b[0-1] BlockIndex=3 Nodes=n[0-5] BlockSize=6\n"
+    assert segments.torn_segments(text, expand("n[0-1,3-4]"), 4) == ""
+    assert segments.torn_segments(BLOCKS.replace("BlockName", "SwitchName"), expand("n[0-2,3]"), 2) == ""
 
 
 def test_a_ring_keeps_its_order() -> None:

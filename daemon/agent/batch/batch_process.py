@@ -26,6 +26,7 @@ import grpc
 import grpc.aio
 
 from muster import exit_codes
+from muster.daemon.agent.batch import asked_segments
 from muster.daemon.agent.batch.srun import (
     ALL_LAUNCHED,
     MAX_REQUEUES,
@@ -154,6 +155,7 @@ async def run_batch(
     not through srun. The result is 130 or 143 then.
     """
     allocation, lost_nodes, launches = allocation or Allocation(), set[str](), 0
+    said = asyncio.create_task(asked_segments.say_if_torn(allocation))  # beside srun, which takes longer
     while True:
         launches += 1
         try:
@@ -170,6 +172,7 @@ async def run_batch(
         finally:
             await step.close()
         if ended is not None:
+            said.cancel()
             return ended
 
 

@@ -57,6 +57,8 @@ class Allocation:
     restart_count: how often Slurm has restarted the job.
     scontrol: the command that requeues the job, and shows its steps.
     scancel: the command that sends a signal to a step.
+    nodes: all of the job, as Slurm writes them.
+    segment: how many of them `--segment` asked for in one block; 0: none.
     """
 
     job_id: int = 0
@@ -67,6 +69,8 @@ class Allocation:
     restart_count: int = 0
     scontrol: str = "scontrol"
     scancel: str = "scancel"
+    nodes: str = ""
+    segment: int = 0
 
     def command(self, srun: Sequence[str], lost: Sequence[str]) -> list[str]:
         """srun's command line for all nodes except `lost`."""
@@ -74,6 +78,12 @@ class Allocation:
             return list(srun)
         left = self.node_count - len(lost)
         return [srun[0], f"--nodes={left}", f"--ntasks={left}", f"--exclude={','.join(lost)}", *srun[1:]]
+
+
+def segment_of(environ: Mapping[str, str]) -> int:
+    """The `--segment` of the job whose environment this is; 0: it has none, or this Slurm does not say it."""
+    words = environ.get("SLURM_JOB_SEGMENT_SIZE", "")
+    return int(words) if words.isascii() and words.isdigit() and len(words) < 6 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +214,7 @@ async def _process_ends_within(process: asyncio.subprocess.Process, within: floa
 async def requeue(allocation: Allocation, within: float = REQUEUE_TIMEOUT_S) -> str:
     """Ask Slurm to requeue the job. Return an empty string, or the reason why Slurm refused or gave no answer within
     `within` seconds."""
-    status, _, words = await _call(within, allocation.scontrol, "requeue", str(allocation.job_id))
+    status, _, words = await call_slurm(within, allocation.scontrol, "requeue", str(allocation.job_id))
     return words if status else ""
 
 
@@ -261,7 +271,7 @@ class Step:
         job. Slurm shows the process of srun also when that has ended.
         """
         allocation, job = self.allocation, str(self.allocation.job_id)
-        status, steps, words = await _call(within, allocation.scontrol, "--oneliner", "show", "steps", job)
+        status, steps, words = await call_slurm(within, allocation.scontrol, "--oneliner", "show", "steps", job)
         # "show steps" of an array job shows those of its other tasks, which have batch hosts of their own.
         host = re.escape(socket.gethostname().partition(".")[0])
         of_srun = rf"{host}:" if self.srun is None else rf"[^\s:]*:{self.srun.process.pid}\b"
@@ -270,11 +280,11 @@ class Step:
         if status or step is None:
             return words or f"job {job} has no step of this launch"
         argv = (allocation.scancel, f"--signal={number.name.removeprefix('SIG')}", step[1])
-        status, _, words = await _call(within, *argv)
+        status, _, words = await call_slurm(within, *argv)
         return words if status else ""
 
 
-async def _call(within: float, *argv: str) -> tuple[int, str, str]:
+async def call_slurm(within: float, *argv: str) -> tuple[int, str, str]:
     """Run a command of Slurm. Return its exit status, what it has printed, and why it has failed."""
     pipe = asyncio.subprocess.PIPE
     try:

@@ -16,6 +16,7 @@ Pure: records in, data out. The formats are those of the drivers since about 201
     NVRM: The NVIDIA GPU 0000:18:00.0\nNVRM: (PCI ID: 10de:2330) installed ...    one message with line breaks
     NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.
     NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x62:0xffff:2142)             gpu-missing 2
+    NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] ...   nvml-error 16
     nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up
     nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12023, Correctable, Link 30 ...   sxid-nonfatal
     nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 10006, TSENSE OVERT ...           no word for how bad: see `_SXID_FATAL`
@@ -83,6 +84,8 @@ _NODE_REBOOT = _pattern(
 )
 """Concerns all GPUs of the node. Drivers before 565 print no Xid 154 after it."""
 _LOST = _pattern(rf"NVRM: GPU (?:(?P<bdf>{_BDF}): GPU|at (?:PCI:)?(?P<old_bdf>{_BDF})) has fallen off the bus")
+_NEEDS_RESET = _pattern(r"NVRM: (?:GPU\d{1,3} )?\w{1,64}: Assertion failed: Reset required \[NV_ERR_RESET_REQUIRED\] ")
+"""A program wants to use a GPU that only a reset makes usable again. Drivers before 565 do not say it otherwise."""
 _NOT_STARTED = _pattern(
     rf"NVRM: (?:GPU (?P<bdf>{_BDF}): )?(?:RmInitAdapter failed!|rm_init_adapter failed(?:,| for device bearing) )"
 )
@@ -186,6 +189,8 @@ def _error(message: str) -> KernelError | None:
         return KernelError("gpu-recovery", _REBOOT_NODE, "", text)
     if found := _LOST.match(message):
         return KernelError("gpu-lost", 0, (found["bdf"] or found["old_bdf"]).lower(), text)
+    if _NEEDS_RESET.match(message):
+        return KernelError("nvml-error", 16, "", text)
     if found := _NOT_STARTED.match(message):
         return KernelError("gpu-missing", 2, (found["bdf"] or "").lower(), text)
     return None
