@@ -30,7 +30,7 @@ _TROUBLE = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _NO_TROUBLE = re.compile(
-    r"error containment capabilities|PCIe Bus Error: severity=Correct|aer_status: |device recovery s"
+    r"error containment capabilities|\bCorrect(?:ed|able)[ ,]|aer_status: |SUBNQN|device recovery s"
 )
 """What drivers say of their abilities, and what they have mended."""
 

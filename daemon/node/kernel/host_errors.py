@@ -77,7 +77,7 @@ _OPCODE = r"(?:\([\w /-]{1,40}\) |opcode 0x[0-9a-f]{1,4} ){0,3}"
 _NVME_COMMAND = rf"{_NVME}I/O (?:tag )?\d{{1,10}} {_OPCODE}QID \d{{1,6}}"
 _BLOCK_ERROR = r"(?:blk_update_request: |print_req_error: )?(?:I/O|critical (?:medium|target|nexus)|protection) error, "
 """Not of a discard (operation 3 or 5) or of zeroes to be written (9): a healthy disk refuses what it does not know."""
-_NAMESPACE = r"(?P<device>nvme\d{1,3}n\d{1,3})"
+_NAMESPACE = r"(?P<device>nvme\d{1,3}(?:c\d{1,3})?n\d{1,3})"
 _CODED: tuple[tuple[str, int, re.Pattern[str]], ...] = (
     (OOM_KILL, 1, _pattern(r"Memory cgroup out of memory: Kill(?:ed)? process \d+ \(")),
     (OOM_KILL, 2, _pattern(r"Out of memory: Kill(?:ed)? process \d+ \(")),
@@ -117,6 +117,9 @@ _CODED: tuple[tuple[str, int, re.Pattern[str]], ...] = (
     (NIC, 4, _pattern(rf"mlx5_core {_BDF}: {_PLACE}Detected insufficient power on the PCIe slot")),
     (NIC, 1, _pattern(rf"{_CARD} {_INTERFACE}: TX timeout on queue: \d")),
     (NIC, 1, _pattern(rf"{_CARD}(?: {_INTERFACE})?: Keep alive watchdog timeout")),
+    (NIC, 1, _pattern(rf"{_CARD} {_INTERFACE}: The number of lost tx completions is above the threshold")),
+    (NIC, 1, _pattern(rf"{_CARD}(?: {_INTERFACE})?: Detected (?:Tx|Hardware) Unit Hang")),
+    (NIC, 3, _pattern(rf"{_CARD}(?: {_INTERFACE})?: TX driver issue detected, ")),
     (NIC, 2, _pattern(rf"{_CARD} {_INTERFACE}: Firmware fatal reset event")),
     (NIC, 3, _pattern(rf"{_CARD} {_INTERFACE}: Firmware non-fatal reset event")),
     (NIC, 3, _pattern(rf"{_CARD} {_INTERFACE}: Reset adapter")),

@@ -73,14 +73,15 @@ _RECOVERY = _pattern(
     rf"{_PROCESS}GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x(?P<to>[0-9a-f]{{1,4}}) \("
 )
 _SXID = _pattern(
-    rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:(?P<bdf>{_BDF})\): (?P<sxid>\d{{1,5}}), "
+    rf"nvidia-nvswitch\d{{0,3}}: SXid \(PCI:(?P<bdf>{_BDF})\): (?P<sxid>\d{{1,5}}), "
     r"(?!Severity |Data )(?P<severity>Fatal|Non-fatal|Correctable|)(?:, )?"
 )
 """Two further lines with the same number tell details."""
 _SXID_FATAL = (10006, 28005)
 """The switch or its optical modules shut down for heat: the line does not say Fatal."""
 _NODE_REBOOT = _pattern(
-    r"NVRM: (?:GPU\d{1,3} )?(?:\w{1,64}: )?uvm encountered global fatal error 0x[0-9a-f]{1,8}, requiring os reboot"
+    r"NVRM: (?:GPU\d{1,3} )?(?:\w{1,64}: )?uvm encountered global fatal error 0x[0-9a-f]{1,8}, "
+    r"requiring (?i:os|system|node) reboot"
 )
 """Concerns all GPUs of the node. Drivers before 565 print no Xid 154 after it."""
 _LOST = _pattern(rf"NVRM: GPU (?:(?P<bdf>{_BDF}): GPU|at (?:PCI:)?(?P<old_bdf>{_BDF})) has fallen off the bus")
