@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.cluster.script_training import state
 
 from muster.slurm.image.engine import EngineError
 from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
@@ -14,27 +15,32 @@ from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 FIELDS = "State,ExitCode,Restarts,Comment,AdminComment,Account,QOS,NNodes"
-GRACE_S = 60
-QOS_MODES = ("requeued", "cancelled")
+GRACE_S = {"requeued": 60, "cancelled": 600}
+"""Seconds of each QOS whose jobs may be preempted, by its mode."""
 QOS = (
     "urgent set priority=1000",
-    f"requeued set preemptmode=requeue gracetime={GRACE_S}",
-    f"cancelled set preemptmode=cancel gracetime={GRACE_S}",
+    f"requeued set preemptmode=requeue gracetime={GRACE_S['requeued']}",
+    f"cancelled set preemptmode=cancel gracetime={GRACE_S['cancelled']}",
+    "suspended set preemptmode=suspend",
     "small set maxtresperjob=node=3",
     "strict set maxtresperjob=node=3 flags=DenyOnLimit",
     "group set grptres=node=3",
     "short set maxwall=10",
+    "single set maxjobsperuser=1",
 )
 
 
 @pytest.fixture(scope="module")
 def site(suite: str) -> Iterator[Cluster]:
     """Six nodes. Ordinary users see no other user's jobs and usage, and no nodes that their jobs do not have."""
-    extra = ("PreemptType=preempt/qos", "PreemptMode=REQUEUE", "PrivateData=jobs,usage,nodes")
+    extra = ("PreemptType=preempt/qos", "PreemptMode=SUSPEND,GANG", "CompleteWait=360", "PrivateData=jobs,usage,nodes")
     with Cluster.up(ClusterSpec(nodes=6, requeue_delay=1, accounting=True, extra=extra, suite=suite)) as cluster:
         names = ",".join(line.split()[0] for line in QOS)
         changes = [f"add qos {line}" for line in QOS]
-        changes += ["modify qos urgent set preempt=requeued,cancelled", f"modify user alice,bob set qos+={names}"]
+        changes += [
+            "modify qos urgent set preempt=requeued,cancelled,suspended",
+            f"modify user alice,bob set qos+={names}",
+        ]
         cluster.sh(CONTROLLER, "; ".join(["set -e", *(f"sacctmgr -iQ {change}" for change in changes)]))
         yield cluster
 
@@ -140,8 +146,9 @@ def test_what_sbatch_refuses_is_said_in_its_words_with_the_command_that_shows_mo
 
 
 def test_a_job_that_its_qos_lets_be_preempted_is_saved_within_its_grace_and_goes_on(site: Cluster) -> None:
-    """Slurm would cancel one of the two for good: Muster requeues it, as job.toml wants."""
-    jobs = {mode: training_job(site, mode, 0, f'durable_dir = "/shared/jobs/{mode}/durable"') for mode in QOS_MODES}
+    """Slurm would cancel one of the two for good: Muster requeues it, as job.toml wants. Nobody waits for the end of a
+    long grace time, and `CompleteWait` holds nothing up: the nodes are free within seconds."""
+    jobs = {mode: training_job(site, mode, 0, f'durable_dir = "/shared/jobs/{mode}/durable"') for mode in GRACE_S}
     with jobs["requeued"], jobs["cancelled"]:
         for mode, training in jobs.items():
             training.submit(f"--slurm.qos={mode}")
@@ -150,7 +157,7 @@ def test_a_job_that_its_qos_lets_be_preempted_is_saved_within_its_grace_and_goes
         urgent = "sbatch --parsable --qos=urgent -N6 --exclusive -o /dev/null --wrap 'sleep 3'"
         site.sh(LOGIN, urgent, user="bob")
         for training in jobs.values():
-            training.wait(lambda v: v.get("phase") == "REQUEUED", GRACE_S, "REQUEUED")
+            training.wait(lambda v: v.get("phase") == "REQUEUED", 40, "REQUEUED")
         stopped = {mode: training.steps(1)[-1][0] for mode, training in jobs.items()}
         for mode, training in jobs.items():
             training.wait_step(stopped[mode] + 1, 240)
@@ -160,4 +167,41 @@ def test_a_job_that_its_qos_lets_be_preempted_is_saved_within_its_grace_and_goes
             assert training.steps(2)[0][0] == stopped[mode] + 1
             training.wait_job_ended()
             assert [run["State"] for run in runs(site, training.job)] == ["REQUEUED", "COMPLETED"]
+    site.restore_all()
+
+
+def test_a_job_that_its_qos_lets_be_suspended_stands_still_while_the_urgent_one_runs_and_goes_on(site: Cluster) -> None:
+    """The urgent job is in a partition of its own: in one partition Slurm would let the two take turns."""
+    site.sh(CONTROLLER, "scontrol update partitionname=main oversubscribe=FORCE:1")
+    site.sh(CONTROLLER, "scontrol update partitionname=shared prioritytier=10")
+    with training_job(site, "suspended") as training:
+        job = training.submit("--slurm.qos=suspended")
+        training.wait_step(10)
+        nodes = site.sh(LOGIN, f"squeue -h -j {job} -o %N", user="alice")
+        urgent = f"sbatch --parsable --qos=urgent -p shared -N2 -w {nodes} --exclusive -o /dev/null --wrap 'sleep 15'"
+        other = int(site.sh(LOGIN, urgent, user="bob"))
+        training.wait(lambda v: v.get("waiting_for", "").startswith("Slurm to resume job"), 30, "it is suspended")
+        committed = int(training.view["committed"]["step"])
+        assert (training.generation, state(site, other)) == (1, "RUNNING")
+        assert int(training.wait_recovered(2)["step_restored"]) >= committed
+        assert state(site, other).startswith("COMPLET")
+        assert site.sh(CONTROLLER, "sinfo -hR") == ""
+        training.finish()
+        assert training.wait_final()["phase"] == "DONE"
+        training.wait_job_ended()
+        assert [run["State"] for run in runs(site, job)] == ["COMPLETED"]
+        assert site.sh(LOGIN, f"sacct -nXP -j {job} --format=Suspended", user="alice") > "00:00:10"
+    site.sh(CONTROLLER, "scontrol reconfigure")
+
+
+def test_a_pool_job_that_a_limit_of_jobs_keeps_from_starting_is_given_up_at_once(site: Cluster) -> None:
+    settings = ('durable_dir = "/shared/jobs/single/durable"',)
+    with training_job(site, "single", 0, *settings) as training:
+        job = training.submit("--slurm.qos=single")
+        training.wait_step(10)
+        site.crash(training.node_of(1))
+        training.wait(lambda v: v.get("phase") == "REQUEUED", 60, "REQUEUED")
+        events = site.sh(LOGIN, f"muster events {job}", user="alice")
+        assert "no node of the shared pool: the limit QOSMaxJobsPerUserLimit" in events
+        training.cancel()
     site.restore_all()
