@@ -95,6 +95,23 @@ def kill_orphans(keep: set[int], listed: Callable[[], list[int]] = child_pids) -
             return len(ending)
 
 
+def describe_group(leader: int) -> list[str]:
+    """Each process of a process group in words: its pid and name, its state, and the kernel function in which it waits.
+
+    Of a process with several threads, one in state D speaks for it: SIGKILL waits for that one.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and int((of_process := _stat(entry))[4]) == leader:
+                threads = sorted((entry / "task").iterdir(), key=lambda thread: _stat(thread)[2] != "D")
+                name, state = of_process[1], _stat(threads[0])[2]
+                function = (threads[0] / "wchan").read_text().strip("0")
+                where = f", in {function}" if function else ""
+                found.append(f"process {entry.name} ({name}) is in state {state}{where}")
+    return found
+
+
 def exit_status(status: int) -> int:
     """Convert a wait status: 0 to 255, or minus the number of the signal."""
     return os.waitstatus_to_exitcode(status)
@@ -148,13 +165,15 @@ def _has_all(environment: bytes, wanted: list[bytes]) -> bool:
 def _children_by_parent(parent: int) -> list[int]:
     found = []
     for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            stat = Path("/proc", name, "stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        # The command name stands in parentheses and may contain anything. State and parent follow it.
-        if int(stat.rpartition(")")[2].split()[1]) == parent:
-            found.append(int(name))
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if name.isdigit() and int(_stat(Path("/proc", name))[3]) == parent:
+                found.append(int(name))
     return found
+
+
+def _stat(process: Path) -> list[str]:
+    """The fields of /proc/PID/stat, without the parentheses around the command's name, which may contain anything: pid,
+    name, state, parent, process group and others."""
+    before, _, after = (process / "stat").read_text().rpartition(")")
+    pid, _, name = before.partition(" (")
+    return [pid, name, *after.split()]

@@ -1,7 +1,10 @@
 """Ending whole trees of processes, in an interpreter of its own: it adopts what the ended leave behind."""
 
+import re
 import subprocess
 import sys
+
+from muster.daemon.host import process_tree
 
 ORPHANED_WHILE_LISTED = """
 import os, signal, subprocess, sys
@@ -28,3 +31,11 @@ def test_orphans_that_came_after_the_children_were_listed_are_counted() -> None:
     )
     left, there = map(int, ran.stdout.split())
     assert left == there
+
+
+def test_a_process_of_a_group_is_named_with_its_state_until_it_is_gone() -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        (words,) = process_tree.describe_group(process.pid)
+        process.kill()
+    assert re.fullmatch(rf"process {process.pid} \(\w+\) is in state [RSD](, in \w+)?", words)
+    assert process_tree.describe_group(process.pid) == []

@@ -6,11 +6,13 @@ import logging
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from muster.daemon.host import clock, packets, process_tree
 from muster.daemon.host.process.cgroup_memory import memory_limit, processes_killed
+from muster.daemon.host.worker_threads import run_in_own_thread
 from muster.v1.agent_pb2 import RankPhase, RankStatus
-from muster.wording import gigabytes
+from muster.wording import gigabytes, listed
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +112,16 @@ class RankProcess:
             self.fail_start("ended before it was started", -signal.SIGKILL)
         elif self._pid and self.running:
             process_tree.kill(self._pid)
+
+    async def name_what_is_left(self) -> None:
+        """If SIGKILL has not ended the rank, report which of its processes are left, and where they wait."""
+        if not self.alive or not self._pid:
+            return
+        left = await run_in_own_thread(partial(process_tree.describe_group, self._pid), "processes left")
+        if self.alive and left:
+            self._log_tail = listed(left, "; ")
+            log.error("%s outlives SIGKILL: %s", self.id.key, self._log_tail)
+            self._changed()
 
     def send_signal(self, signum: int) -> None:
         """Send a signal to the rank if it runs."""

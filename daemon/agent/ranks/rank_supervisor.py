@@ -6,6 +6,7 @@ blocks the event loop.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,8 @@ from muster.v1.agent_pb2 import Order, RankStatus
 
 log = logging.getLogger(__name__)
 
+_NAMED_AFTER_S = 5.0
+"""Seconds after SIGKILL from which a live rank is reported with what it waits for. After ten, its node leaves."""
 # A store that has ended so often is left for rank 0 to open.
 _MAX_STORE_DEATHS = 3
 
@@ -166,9 +169,10 @@ class RankSupervisor:
 
     def kill_ranks(self, generation: int) -> None:
         """SIGKILL all ranks of generations up to `generation`."""
-        for rank in self._ranks.values():
-            if rank.alive and rank.id.generation <= generation:
-                rank.kill()
+        killed = [rank for rank in self._ranks.values() if rank.alive and rank.id.generation <= generation]
+        for rank in killed:
+            rank.kill()
+        self._zygotes.spawn(self._name_those_left(killed))
 
     def signal_ranks(self, signum: int) -> None:
         """Send a signal to every running rank."""
@@ -189,6 +193,11 @@ class RankSupervisor:
         if self.store is not None:
             self.store.close()
             self.store = None
+
+    async def _name_those_left(self, killed: list[RankProcess]) -> None:
+        await asyncio.sleep(_NAMED_AFTER_S)
+        for rank in killed:
+            await rank.name_what_is_left()
 
     async def stop(self) -> None:
         """End all processes; return when all zygotes have ended."""

@@ -23,6 +23,8 @@ KILL_TIMEOUT_S = 10.0
 """Seconds after which a rank that SIGKILL has not ended makes its node UNFIT."""
 KILL_MARGIN_S = 0.4
 """Seconds from the moment at which an agent kills its ranks until they are gone."""
+MOST_WORDS = 240
+"""Characters of what an agent says of them. Slurm shows these in one line."""
 RECHECK_S = 0.05
 """Seconds until the next look at who has carried out the newest order."""
 
@@ -98,9 +100,16 @@ def take_out_if_stuck(gang_turn: GangTurn, member: Member) -> None:
     if gang_turn.now <= timeout_at:
         gang_turn.turn.tick_at(timeout_at)
     elif not member.removed and not _waits_for_many_stuck(gang_turn):
-        reason = f"ranks on {member.node} could not be killed within {KILL_TIMEOUT_S:.0f} s"
+        reason = f"ranks on {member.node} could not be killed within {KILL_TIMEOUT_S:.0f} s{_left(gang_turn, member)}"
         circuit_breaker.drain_if_run_has_node(gang_turn.turn, gang_turn.gang, member, reason)
         remove_member(gang_turn, member, reason, alive=True)
+
+
+def _left(gang_turn: GangTurn, member: Member) -> str:
+    """What the agent says of a process that is left: where in the kernel it waits."""
+    ranks = gang_turn.observed.status(member.node).ranks
+    words = next((rank.stderr_tail for rank in ranks if rank.running and rank.stderr_tail), "")
+    return f": {words.splitlines()[0][:MOST_WORDS]}" if words else ""
 
 
 def _waits_for_many_stuck(gang_turn: GangTurn) -> bool:
