@@ -409,6 +409,25 @@ def test_a_job_whose_node_lets_srun_start_nothing_does_not_start_on_it_again(req
     assert world.core.state.node("n1").health is NodeHealth.FIT
 
 
+def test_a_job_whose_node_starts_no_agent_does_not_start_on_it_again() -> None:
+    """A TaskProlog fails there, or muster-agent is missing."""
+    world = Scenario(2, 0, absent=["n1"], gather_timeout_s=300.0)
+    world.run_for(5)
+    world.post_event(events.BatchHeartbeat("g", world.gang.slurm.job, 0, failed=(("n1", 7),)))
+    assert world.gang.phase is Phase.REQUEUED
+    assert world.gang.reason.startswith("no agent could start on n1 (exit code 7): slurm-1.out says why")
+    assert [call.exclude for call in calls(world, "requeue")] == [("n1",)]
+    assert world.core.state.node("n1").health is NodeHealth.FIT
+
+
+def test_a_spare_that_srun_gave_up_before_any_agent_attached_is_awaited_no_longer_than_another() -> None:
+    world = Scenario(2, 1, absent=["n2"], gather_timeout_s=300.0)
+    world.run_for(40)
+    assert world.gang.phase is Phase.GATHERING
+    launch_fails(world, "n2")
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING, 5)
+
+
 def test_a_failed_launch_on_a_dead_node_does_not_speak_of_its_prolog() -> None:
     world = Scenario(2, 0, absent=["n1"], gather_timeout_s=300.0)
     world.run_for(1)

@@ -193,6 +193,9 @@ def _srun_waits(gang_turn: GangTurn) -> bool:
     seen, since = gang_turn.observed, gang_turn.gang.phase_at
     if _first_node_lost(gang_turn):
         return False  # srun has died there, and ends nobody
+    given_up = requeueing.unlaunched_nodes(gang_turn.gang, seen)
+    if given_up and not _unheard_nodes(gang_turn.gang, seen):
+        return False  # srun was launched again without them, perhaps before the first agent had attached
     if requeueing.dead_nodes(gang_turn) or _launch_hangs(gang_turn.gang, seen, gang_turn.now):
         seen.dead_node_seen_at = gang_turn.now
     return seen.dead_node_seen_at > since > seen.relaunched_at
@@ -200,8 +203,11 @@ def _srun_waits(gang_turn: GangTurn) -> bool:
 
 def _launch_hangs(gang: Gang, seen: ObservedGang, now: float) -> bool:
     """srun lives, no agent of a node has attached in this run, and srun has not given that node up."""
-    missing = set(gang.slurm.job_nodes) - set(gang.roster.members) - requeueing.unlaunched_nodes(gang, seen)
-    return _is_batch_heard(gang.slurm, seen, now) and bool(missing)
+    return _is_batch_heard(gang.slurm, seen, now) and bool(_unheard_nodes(gang, seen))
+
+
+def _unheard_nodes(gang: Gang, seen: ObservedGang) -> set[str]:
+    return set(gang.slurm.job_nodes) - set(gang.roster.members) - requeueing.unlaunched_nodes(gang, seen)
 
 
 def _never_enough(gang_turn: GangTurn) -> bool:

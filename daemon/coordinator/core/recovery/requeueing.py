@@ -53,14 +53,24 @@ def requeue_or_end(gang_turn: GangTurn, why: str) -> None:
 
 
 def unlaunched_nodes(gang: Gang, seen: ObservedGang) -> set[str]:
-    """The nodes of this run of the job on which srun could start nothing, although Slurm has them in service. A Prolog
-    hangs there, for example. On the node of srun itself, the fault is another one, and each node may share it. Once the
-    gang has gathered without them, they explain nothing."""
+    """The nodes of this run of the job on which srun could start nothing, although Slurm has them in service, or
+    nothing that became an agent. A Prolog hangs there, or a TaskProlog fails, for example. On the node of srun itself,
+    the fault is another one, and each node may share it. Once the gang has gathered without them, they explain
+    nothing."""
     if seen.batch is None or not seen.batch.is_of(gang.slurm.job, gang.slurm.restart_count):
         return set()
-    if gang.phase is not Phase.GATHERING or seen.batch_host in seen.batch.unlaunched:
+    nodes = {*seen.batch.unlaunched, *_failed_tasks(gang, seen)}
+    if gang.phase is not Phase.GATHERING or seen.batch_host in nodes:
         return set()
-    return set(seen.batch.unlaunched) & set(gang.slurm.job_nodes)
+    return nodes & set(gang.slurm.job_nodes)
+
+
+def _failed_tasks(gang: Gang, seen: ObservedGang) -> dict[str, int]:
+    """The nodes on which a task of srun has failed that was to become an agent, and its exit code. What a user's own
+    script launches may fail for a reason of its own."""
+    if seen.batch is None or gang.spec.own_nodes:
+        return {}
+    return {node: code for node, code in seen.batch.failed if node not in gang.roster.members}
 
 
 def unlaunched_reason(gang_turn: GangTurn) -> str:
@@ -69,6 +79,10 @@ def unlaunched_reason(gang_turn: GangTurn) -> str:
     if not nodes:
         return ""
     names = listed(sorted(nodes))
+    failed = _failed_tasks(gang_turn.gang, gang_turn.observed)
+    if node := min(nodes & failed.keys(), default=""):
+        why = f"slurm-{gang_turn.gang.slurm.job}.out says why, a TaskProlog for example"
+        return f"no agent could start on {names} (exit code {failed[node]}): {why}"
     if all(_is_daemon_silent(gang_turn.turn, node) for node in nodes):
         return f"srun could start nothing on {names}, where the node daemon is silent, too"
     return f"srun could start nothing on {names}, where a Prolog may hang: slurmd's log there says more"
@@ -138,8 +152,13 @@ def _is_daemon_silent(turn: Turn, node: str) -> bool:
 def launch_failed_on(observed: ObservedState, job: SlurmJob) -> list[str]:
     """The nodes of the job that Slurm has drained because a launch failed there. None is known of a job that Slurm has
     put back before anybody looked: Slurm forgets which nodes it had."""
-    drains = {name: observed.nodes[name].drain for name in job.job_nodes if name in observed.nodes}
-    return sorted(name for name, drain in drains.items() if drain and drain.reason.startswith(_DRAINED_BY_LAUNCH))
+    return [name for name in drained_by_launches(observed) if name in job.job_nodes]
+
+
+def drained_by_launches(observed: ObservedState) -> list[str]:
+    """The nodes that Slurm has drained because the launch of some job failed there."""
+    drains = {name: node.drain for name, node in observed.nodes.items() if node.drain}
+    return sorted(name for name, drain in drains.items() if drain.reason.startswith(_DRAINED_BY_LAUNCH))
 
 
 def release_after_failed_launch(gang_turn: GangTurn) -> None:
