@@ -336,6 +336,9 @@ def _check_durable(durable_dir: str) -> None:
             f"durable_dir = {durable_dir!r}: {wrong}",
             "it must be a writable folder on storage that all nodes share. Nothing was queued",
         )
+    space = shutil.disk_usage(nearest)
+    if space.total and space.free < 2**20:  # it may be free again when the job starts
+        print_note(f"muster: durable_dir = {durable_dir!r} is full: no checkpoint is written until space is free there")
     if not folder.exists():
         return
     from muster.checkpoint.durable import trusted_folder  # few jobs need it

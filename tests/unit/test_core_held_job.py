@@ -122,6 +122,12 @@ def test_what_does_not_go_away_by_itself_is_said_with_the_way_out(reason: str, w
     assert words in told
 
 
+def test_a_job_that_may_not_start_on_the_nodes_that_failed_it_says_which_and_the_way_out() -> None:
+    told = pending_words("BadConstraints", 7, [], ["n0", "n1", "n2"])
+    assert "without n0 n1 n2, on which earlier runs of this job failed" in told
+    assert "muster cancel 7, and submit it again" in told
+
+
 @pytest.mark.parametrize("reason", ["", "Resources", "Priority", "BeginTime", "Licenses"])
 def test_what_goes_away_by_itself_is_slurms_word(reason: str) -> None:
     assert pending_words(reason, 7, []) == reason

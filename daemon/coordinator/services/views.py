@@ -314,7 +314,9 @@ def _queue_words(seen: ObservedGang, observed: ObservedState, gang: Gang) -> str
             return f"job {gang.slurm.job} to end: its script runs, and is not supervised"
         launched = seen.batch is not None and seen.batch.is_of(gang.slurm.job, seen.job_running[0])
         return "agents: its script has launched, and none is attached" if launched else "a launch: its script runs"
-    reason = pending_words(seen.pending_reason, gang.slurm.job, requeueing.launch_failed_on(observed, gang.slurm))
+    failed_on = requeueing.launch_failed_on(observed, gang.slurm)
+    drained = requeueing.drained_by_launches(observed) if seen.is_held_after_launch else []
+    reason = pending_words(seen.pending_reason, gang.slurm.job, failed_on, _excluded(gang), drained)
     if seen.completing:
         reason = f"{reason}; " * bool(reason) + (
             f"its last run has not ended on {listed(seen.completing)}: if that lasts, a Prolog, an Epilog or a process "
@@ -513,10 +515,14 @@ def role_of(member: Member | None, seated: Collection[str]) -> str:
     return "rank" if member.node in seated else "spare"
 
 
+def _excluded(gang: Gang) -> list[str]:
+    return [name for name in gang.slurm.excluded if name not in gang.slurm.admitted]
+
+
 def _exclusions(state: DurableState, gang: Gang) -> list[api_pb2.ExclusionView]:
     """The nodes on which the next run of the job does not start."""
     views = []
-    for node in (name for name in gang.slurm.excluded if name not in gang.slurm.admitted):
+    for node in _excluded(gang):
         why = gang.slurm.exclusions.get(node) or Exclusion("", gang.phase_at)
         until = 0.0 if state.node(node).health in OUT_OF_SERVICE else exclusion_end(gang, node)
         views.append(api_pb2.ExclusionView(node=node, reason=why.reason, at_s=why.at, until_s=until))

@@ -6,12 +6,14 @@ import re
 from collections.abc import Sequence
 
 from muster.daemon.coordinator.core.state.observed_state import HELD_AFTER_LAUNCH
+from muster.wording import listed
 
 _CANCEL = "muster cancel {job}, and submit it with less"
 _WAY_OUT = (
     (
         HELD_AFTER_LAUNCH,
-        "held because its launch failed{where}: scontrol release {job} lets it start on other nodes",
+        "held because its launch failed{where}: scontrol release {job} lets it start on other nodes. slurmd's log on "
+        "the node that failed says why: a Prolog, for example",
     ),
     (r"JobHeldUser", "held by its user: scontrol release {job} lets it start"),
     (r"job requeued in held state", "held since its requeue: scontrol release {job} lets it start"),
@@ -53,16 +55,27 @@ _WAY_OUT = (
     (r"Invalid(Account|QOS)|(QOS|Account)NotAllowed", "scontrol update jobid={job} account=NAME qos=NAME names others"),
 )
 """Slurm's reasons that do not go away by themselves, or not soon, and the way out."""
+_WITHOUT = (
+    "too few nodes are left without {nodes}, on which earlier runs of this job failed (sinfo -R says why): it starts "
+    "once enough of them are in service again. With fewer nodes: muster cancel {job}, and submit it again"
+)
 
 
-def pending_words(reason: str, job: int, failed_on: Sequence[str]) -> str:
+def pending_words(
+    reason: str, job: int, failed_on: Sequence[str], excluded: Sequence[str] = (), drained: Sequence[str] = ()
+) -> str:
     """The reason, with the way out if there is one that a person must take. Empty for an empty reason.
 
     Args:
         failed_on: the nodes on which the launch of the job has failed.
+        drained: the nodes that Slurm has drained because the launch of some job has failed there.
+        excluded: the nodes on which the job may not start, because its earlier runs failed there.
     """
     word = reason.partition(",")[0].replace("_", " ")  # Slurm names nodes after a comma
-    where = f" on {', '.join(failed_on)}" if failed_on else ""
+    if word == "BadConstraints" and excluded:
+        return f"{reason}: {_WITHOUT.format(nodes=listed(excluded), job=job)}"
+    where = f" (failed launches have drained {listed(drained)})" if drained else ""
+    where = f" on {', '.join(failed_on)}" if failed_on else where
     for pattern, way_out in _WAY_OUT:
         if re.fullmatch(pattern, word):
             by_qos = word.startswith("QOS")
