@@ -296,8 +296,8 @@ async def submit(
     )
     _report(submission, job, path, registered, as_json=options.json)
     of_script = list(sbatch_options(submission))
-    time, nodelist = value_of(of_script, "time") or "", value_of(of_script, "nodelist") or ""
-    for note in filter(None, (limit, *notes(submission.spec, time_limit_s(time), nodelist))):
+    time, *named = (value_of(of_script, name) or "" for name in ("time", "nodelist", "reservation"))
+    for note in filter(None, (limit, *notes(submission.spec, time_limit_s(time), *named))):
         print_note(f"muster: {note}")
     return job
 

@@ -124,7 +124,8 @@ def gpus_of_node(asked: Asked, size: Size) -> str:
     value = one.option.value or "" if one else ""
     if not nodes or asked.last("gpus-per-node", "gpus-per-task", "ntasks-per-gpu"):
         return ""
-    if any(int(count) % nodes for _, count in _GPUS.findall(value)):
+    counts = [int(count) for _, count in _GPUS.findall(value)]
+    if not counts or any(count % nodes for count in counts):
         return ""
     return _GPUS.sub(lambda part: f"{part[1]}{int(part[2]) // nodes}", value)
 

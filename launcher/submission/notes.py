@@ -17,9 +17,9 @@ _FOR_SHELLS = re.compile(r"&&|\|\|?|;|&|[\d&]?>.*|<|~/.*|.*\$(\w+|\{\w+\}).*|.*;
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
-def notes(spec: JobSpec, limit_s: int | None, nodelist: str = "") -> Iterator[str]:
-    """One line each. `limit_s`: the job's time limit in seconds; None: the job names none. `nodelist`: what --nodelist
-    names."""
+def notes(spec: JobSpec, limit_s: int | None, nodelist: str = "", reservation: str = "") -> Iterator[str]:
+    """One line each. `limit_s`: the job's time limit in seconds; None: the job names none. `nodelist`, `reservation`:
+    what these options of sbatch name."""
     if starter := _starter(spec.command):
         yield (
             f"command: {starter} starts processes of its own, and so does Muster: one for each rank. Name the script "
@@ -33,6 +33,11 @@ def notes(spec: JobSpec, limit_s: int | None, nodelist: str = "") -> Iterator[st
     if spec.spares:
         yield cost_of_spares(spec, limit_s)
         yield from _short_list(nodelist, spec.nodes + spec.spares)
+    if reservation and limit_s is None:
+        yield (
+            f"the end of reservation {reservation} ends the job, and Muster does not see it come: with a time limit "
+            "(slurm.time) the job ends before, and its ranks are asked to stop in time"
+        )
     if spec.memory_checkpoint and not spec.durable_dir:
         yield "without durable_dir the state is kept in memory only: all steps are lost when the job ends"
 

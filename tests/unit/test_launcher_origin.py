@@ -398,6 +398,9 @@ def test_spares_cost_node_hours() -> None:
     (_, short) = notes(spec, None, "r[1-2]n[01-02]")
     assert short.startswith("--nodelist=r[1-2]n[01-02] names 4 of 5 nodes, and Slurm chooses the others: any of them")
     assert len(list(notes(spec, None, "n[1-5]"))) == len(list(notes(spec, None, "./nodes"))) == 1
+    (_, reserved) = notes(spec, None, reservation="res1")
+    assert reserved.startswith("the end of reservation res1 ends the job")
+    assert len(list(notes(spec, 86400, reservation="res1"))) == 1
     assert list(notes(spec, None)) == ["spares hold 1 of 5 nodes for the whole run; no time limit is named"]
     spec.spares = 0
     assert list(notes(spec, 86400)) == []

@@ -10,7 +10,7 @@ from muster.launcher.errors import WrongInput
 from muster.launcher.scripts import call, keys
 from muster.launcher.scripts.asked import Asked, ask, refuse
 from muster.launcher.scripts.call import Kind, ScriptCall
-from muster.launcher.scripts.size import Size, grown, note_of_nodelist, size_of
+from muster.launcher.scripts.size import Size, gpus_of_node, grown, note_of_nodelist, size_of
 from muster.slurm.client.sbatch_options import WrongOption, read_words
 from muster.slurm.client.script_lines import WrongLine, late_line, words_of_lines
 from muster.slurm.client.srun_options import described
@@ -175,6 +175,22 @@ def test_options_of_size_grow_with_a_spare(options: str, nodes: int, more: str) 
     assert size.nodes == nodes
     assert " ".join(map(str, grown(given, size, 1))) == more
     assert list(grown(given, size, 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "each"),
+    [
+        ("-N 2 -G 16", "8"),
+        ("-N 2 -G a100:8,h100:4", "a100:4,h100:2"),
+        *(
+            (f"-N 2 {options}", "")
+            for options in ("", "-G 3", "-G h100", "-G 4 --gpus-per-node=2", "-G 4 --gpus-per-task=1")
+        ),
+    ],
+)
+def test_gpus_of_the_whole_job_are_those_of_its_nodes(options: str, each: str) -> None:
+    given = asked("", options)
+    assert gpus_of_node(given, size_of(given, elastic=False)) == each
 
 
 @pytest.mark.parametrize(
