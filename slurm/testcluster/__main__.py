@@ -16,7 +16,7 @@ from muster.slurm.image.recipe import SUITES
 from muster.slurm.testcluster import registry
 from muster.slurm.testcluster.cluster import COORDINATOR, Cluster
 from muster.slurm.testcluster.hardware.pretended_host import HOSTS
-from muster.slurm.testcluster.spec import CONTROLLER, LOGIN, ClusterSpec, SpecError
+from muster.slurm.testcluster.spec import CONTROLLER, LOGIN, PRIVATE_TMP, ClusterSpec, SpecError
 from muster.slurm.testcluster.topologies import TOPOLOGIES
 from muster.slurm.testcluster.waiting import WaitTimeout
 
@@ -65,7 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--confined", action="store_true", help="let Slurm confine jobs with cgroups; a node has the host's CPUs"
     )
-    up.add_argument("--private-tmp", action="store_true", help="give each job /tmp and /dev/shm of its own")
+    up.add_argument(
+        "--private-tmp",
+        nargs="?",
+        const="tmpfs",
+        default="",
+        choices=PRIVATE_TMP,
+        help="give each job /tmp and /dev/shm of its own, with Slurm's plugin tmpfs or linux",
+    )
     up.add_argument("--no-daemons", action="store_true", help="do not start Muster's daemons")
     down = verb("down", _down, "remove a cluster")
     down.add_argument("--stale", action="store_true", help="remove all clusters whose owning process has exited")

@@ -56,7 +56,15 @@ ConstrainCores=yes
 ConstrainRAMSpace=yes
 ConstrainDevices=yes
 """
-_PRIVATE_TMP = "AutoBasePath=true\nBasePath=/var/spool/private\nDirs=/tmp,/dev/shm\n"
+PRIVATE_TMP = {
+    "tmpfs": ("job_container.conf", "AutoBasePath=true\nBasePath=/var/spool/private\nDirs=/tmp,/dev/shm\n"),
+    "linux": (
+        "namespace.yaml",
+        "defaults: {auto_base_path: true, base_path: /var/spool/private, dirs: '/tmp,/dev/shm', "
+        "clone_ns_flags: [CLONE_NEWPID]}\n",
+    ),
+}
+"""The file of each plugin that gives a job /tmp and /dev/shm of its own. `linux` gives it process numbers, too."""
 
 
 ACCOUNTS = {"alice": ("physics", "biology"), "bob": ("biology",)}
@@ -97,7 +105,8 @@ class ClusterSpec:
     `kinds`: nodes of several kinds, in place of `nodes` and `gpus`. Each has names and what slurm.conf says of them, as
     in "gpu-a-[001-002] Gres=gpu:h100:4 Features=ib". GPUs have the device files in the order of their types.
     `policy`: the text of policy.toml. `confined`: Slurm limits jobs with cgroups, as most sites do; `cpus` is
-    then at most what this host has. `private_tmp`: each job has /tmp and /dev/shm of its own.
+    then at most what this host has. `private_tmp`: the plugin that gives each job /tmp and /dev/shm of its own, one of
+    PRIVATE_TMP; empty: none.
     """
 
     nodes: int = 10
@@ -119,7 +128,7 @@ class ClusterSpec:
     tests_image: bool = True
     accounting: bool = False
     confined: bool = False
-    private_tmp: bool = False
+    private_tmp: str = ""
     kinds: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     policy: str = POLICY
@@ -135,6 +144,11 @@ class ClusterSpec:
         known = topologies.OLD_TOPOLOGIES if self.suite == "trixie" else topologies.TOPOLOGIES
         if self.topology not in known:
             raise SpecError(f"{self.suite} has no topology {self.topology!r}; choose one of {', '.join(known)}")
+        plugins = ("tmpfs",) if self.suite == "trixie" else PRIVATE_TMP
+        if self.private_tmp and self.private_tmp not in plugins:
+            raise SpecError(
+                f"{self.suite} has no private /tmp {self.private_tmp!r}; choose one of {', '.join(plugins)}"
+            )
 
     @property
     def node_names(self) -> list[str]:
@@ -187,7 +201,8 @@ class ClusterSpec:
         if lines := [line for kind in self._kinds() for line in _gres_lines(kind)]:
             files["gres.conf"] = "".join(f"{line}\n" for line in lines)
         if self.private_tmp:
-            files["job_container.conf"] = _PRIVATE_TMP  # from 25.11 on, the plugin is called namespace/tmpfs
+            name, text = PRIVATE_TMP[self.private_tmp]
+            files[name] = text
         return files
 
     def _topology_files(self) -> dict[str, str]:
@@ -256,8 +271,9 @@ class ClusterSpec:
         return self.kinds or (f"n[0-{self.nodes - 1}]{gres}",)
 
     def _private_tmp(self) -> dict[str, str]:
+        # 25.11 renamed the plugins.
         key, room = ("JobContainerType", "job_container") if self.suite == "trixie" else ("NamespaceType", "namespace")
-        return {key: f"{room}/tmpfs"}
+        return {key: f"{room}/{self.private_tmp}"}
 
     def _groups(self) -> dict[str, list[str]]:
         """The nodes of each leaf switch."""

@@ -60,12 +60,20 @@ def test_a_flat_network_has_no_file() -> None:
 
 @pytest.mark.parametrize(("suite", "key"), [("forky", "NamespaceType"), ("trixie", "JobContainerType")])
 def test_a_confined_cluster_limits_jobs_as_most_sites_do(suite: str, key: str) -> None:
-    spec = ClusterSpec(confined=True, private_tmp=True, suite=suite)
+    spec = ClusterSpec(confined=True, private_tmp="tmpfs", suite=suite)
     conf = settings(spec)
     assert (conf["ProctrackType"], conf["PrologFlags"]) == ("proctrack/cgroup", "Contain,Alloc,X11")
     assert conf[key].endswith("/tmpfs")
     assert "ConstrainRAMSpace=yes" in spec.files()["cgroup.conf"]
     assert "Dirs=/tmp,/dev/shm" in spec.files()["job_container.conf"]
+
+
+def test_a_job_has_process_numbers_of_its_own_with_a_new_slurm_only() -> None:
+    spec = ClusterSpec(private_tmp="linux")
+    assert settings(spec)["NamespaceType"] == "namespace/linux"
+    assert "clone_ns_flags: [CLONE_NEWPID]" in spec.files()["namespace.yaml"]
+    with pytest.raises(SpecError, match="trixie has no private /tmp 'linux'; choose one of tmpfs"):
+        ClusterSpec(private_tmp="linux", suite="trixie")
 
 
 def test_an_old_slurm_has_fewer_topologies() -> None:
