@@ -133,6 +133,9 @@ def test_a_partitioned_batch_host_comes_back_and_the_job_runs_on(healthy: Cluste
     drain_and_down(healthy, "n0")
     healthy.heal("n0")
     wait_until(lambda: not job.beats("n0")["n0"], 15, "Slurm ends the task on the former batch host")
+    if healthy.spec.suite == "trixie":  # before 25.11.6 it ends the batch script, too
+        job.reaches("FAILED", 30)
+        return
     healthy.restart_slurmctld()
     for node in healthy.nodes:
         healthy.restart_slurmd(node)
