@@ -10,7 +10,7 @@ from tests.cluster.script_training import state
 from muster.slurm.image.engine import EngineError
 from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.testcluster.spec import ClusterSpec
-from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec, View
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -52,6 +52,10 @@ def runs(site: Cluster, job: int, user: str = "alice") -> list[dict[str, str]]:
     )
     rows = [dict(zip(names, line, strict=True)) for line in lines]
     return [row for row in rows if row["State"] != "RESIZING"]
+
+
+def stands_still(view: View) -> bool:
+    return str(view.get("waiting_for", "")).startswith("Slurm to resume job")
 
 
 def training_job(site: Cluster, name: str, spares: int = 0, *settings: str, user: str = "alice") -> Training:
@@ -180,11 +184,16 @@ def test_a_job_that_its_qos_lets_be_suspended_stands_still_while_the_urgent_one_
         nodes = site.sh(LOGIN, f"squeue -h -j {job} -o %N", user="alice")
         urgent = f"sbatch --parsable --qos=urgent -p shared -N2 -w {nodes} --exclusive -o /dev/null --wrap 'sleep 15'"
         other = int(site.sh(LOGIN, urgent, user="bob"))
-        training.wait(lambda v: v.get("waiting_for", "").startswith("Slurm to resume job"), 30, "it is suspended")
+        training.wait(stands_still, 30, "it is suspended")
         committed = int(training.view["committed"]["step"])
         assert (training.generation, state(site, other)) == (1, "RUNNING")
         assert int(training.wait_recovered(2)["step_restored"]) >= committed
         assert state(site, other).startswith("COMPLET")
+        site.exec(LOGIN, "scancel", "--signal=STOP", str(job), user="alice")  # its user may do the same
+        training.wait(stands_still, 30, "its user has stopped it")
+        site.exec(LOGIN, "scancel", "--signal=CONT", str(job), user="alice")
+        training.wait(lambda v: not stands_still(v), 30, "it is told that the job runs")
+        training.wait_step(int(training.view["step"]) + 10)
         assert site.sh(CONTROLLER, "sinfo -hR") == ""
         training.finish()
         assert training.wait_final()["phase"] == "DONE"
