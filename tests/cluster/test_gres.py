@@ -1,4 +1,4 @@
-"""Ranks get the GPUs that a job asks for: typed ones, and parts of GPUs.
+"""Ranks get the GPUs that a job asks for: typed ones, and parts of GPUs. A job starts once its nodes are powered up.
 
 The nodes have names as sites have them, and GPUs of two types.
 """
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 from tests.cluster.script_training import ScriptTraining
 
-from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.cluster import CONTROLLER, Cluster
 from muster.slurm.testcluster.spec import ClusterSpec
 from muster.slurm.testcluster.training import EXAMPLE, SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -23,6 +24,10 @@ KINDS = (
     "gpu-a-[001-002,015] Gres=gpu:a100:2,gpu:h100:4 Features=h100,ib",
     "r1n[01-02] Gres=gpu:1g.10gb:7 Features=mig,rack1",
     "r2n[01-02] Gres=gpu:1g.10gb:7 Features=mig,rack2",
+)
+EXTRA = (
+    *("ResumeProgram=/bin/true", "SuspendProgram=/bin/true", "SuspendTime=100000"),
+    *("SuspendTimeout=2", "ResumeTimeout=120"),
 )
 SCRIPT = f"""#!/bin/bash
 #SBATCH --nodes=2 --output=output.txt {{options}}
@@ -43,7 +48,7 @@ TRAIN = (
 @pytest.fixture(scope="module")
 def site(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     suite = pytestconfig.getoption("--suite")
-    with Cluster.up(ClusterSpec(kinds=KINDS, requeue_delay=1, suite=suite)) as cluster:
+    with Cluster.up(ClusterSpec(kinds=KINDS, requeue_delay=1, extra=EXTRA, suite=suite)) as cluster:
         yield cluster
 
 
@@ -76,6 +81,10 @@ def job_toml(cluster: Cluster, name: str, *settings: str, spares: int = 0) -> Tr
 def end(training: Training) -> None:
     training.finish()
     assert training.wait_final()["phase"] == "DONE"
+
+
+def nodes_of(training: Training) -> set[str]:
+    return {str(rank["node"]) for rank in training.view["ranks"]}
 
 
 def test_ranks_of_a_job_get_gpus_of_the_type_that_it_asks_for_also_after_faults(healthy: Cluster) -> None:
@@ -128,3 +137,19 @@ def test_each_way_to_ask_gives_ranks_the_gpus_that_are_asked_for(
         training.wait_step(1)
         assert places(training) == expected
         training.finish_done()
+
+
+def test_a_job_starts_once_its_node_is_powered_up(healthy: Cluster) -> None:
+    node = "r2n02"
+    healthy.stop_service(node, "slurmd")
+    healthy.exec(CONTROLLER, "scontrol", "update", f"nodename={node}", "state=power_down_force")
+    wait_until(lambda: healthy.node_states()[node] == "idle~", 60, f"{node} is powered down")
+    with job_toml(healthy, "booted", 'gres = "gpu:1g.10gb:7"', 'options = ["--nodelist=r2n[01-02]"]') as training:
+        training.submit()
+        wait_until(lambda: "#" in healthy.node_states()[node], 60, f"{node} powers up")
+        healthy.exec(node, "slurmd", "-b")  # as after a boot
+        training.wait_step(1)
+        assert healthy.node_states()[node] == "allocated"
+        assert nodes_of(training) == {"r2n01", node}
+        end(training)
+    healthy.exec(node, "pkill", "-x", "slurmd")
