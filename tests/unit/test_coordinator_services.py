@@ -523,7 +523,7 @@ async def test_a_node_daemon_is_told_the_verdict_on_its_node(world: ScriptedWorl
 @pytest.mark.parametrize(
     ("before", "words"),
     [
-        (("xid", 31), "node reboot required, after the program's Xid 31: GPU memory page fault"),
+        (("xid", 31), "node reboot required, after the program met Xid 31: GPU memory page fault"),
         (("xid", 63), "node reboot required"),  # no program has caused it
     ],
 )

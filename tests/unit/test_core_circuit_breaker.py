@@ -119,7 +119,7 @@ def _with_rank(world: Scenario) -> str:
     return next(seat.node for seat in world.gang.roster.seats if seat.node != "n0")
 
 
-AFTER_PAGE_FAULT = "GPU recovery action 2: node reboot required, after the program's Xid 31: GPU memory page fault"
+AFTER_PAGE_FAULT = "GPU recovery action 2: node reboot required, after the program met Xid 31: GPU memory page fault"
 
 
 def test_a_script_that_breaks_a_second_node_in_the_same_way_is_named_and_gets_no_third() -> None:

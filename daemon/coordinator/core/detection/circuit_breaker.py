@@ -27,7 +27,7 @@ from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.node_health import NODE_TRANSITIONS, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth
 from muster.wording import counted, listed
 
-AFTER_PROGRAM = ", after the program's "
+AFTER_PROGRAM = ", after the program met "
 """In the reason of an unfit node: which error of a program came just before. The journal holds these words."""
 MIB = 1024 * 1024
 SPARED_MIB = 1.0
