@@ -1,6 +1,6 @@
 """What administrators and users do to a running job with Slurm's own commands (docs/operations/actions.md).
 
-The tests share one job. Each leaves it training.
+The tests share one job. Each leaves it training, but for the last one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ def training(cluster: Cluster) -> Iterator[Training]:
     """Two nodes with ranks and three spares. slurm.conf changes while it trains."""
     cluster.restore_all()
     before = cluster.spec
-    settings = ('slurm.time = "1:00:00"',)
+    settings = ('durable_dir = "/shared/jobs/actions/durable"', 'slurm.time = "1:00:00"')
     spec = TrainingSpec("actions", nodes=2, spares=3, arguments=SLOW_STEPS, settings=settings)
     with Training(cluster, spec) as training:
         training.submit()
+        user(training, "scontrol update jobid={job} comment=mine")
         training.wait_step(10)
         cluster.reconfigure(dataclasses.replace(before, extra=(*before.extra, "RebootProgram=/bin/true")))
         yield training
@@ -67,7 +68,7 @@ def no_step_is_lost(training: Training, generation: int) -> None:
 
 def test_what_concerns_only_the_queue_disturbs_no_rank(training: Training) -> None:
     generation = training.generation
-    user(training, "scontrol update jobid={job} comment=mine jobname=other nice=100; scontrol hold {job}")
+    user(training, "scontrol update jobid={job} jobname=other nice=100; scontrol hold {job}")
     administrator(training, "scontrol update jobid={job} priority=7; scontrol hold {job}")
     user(training, "scancel --batch --signal=USR1 {job}")
     trains_on(training, generation)
@@ -118,3 +119,34 @@ def test_a_node_that_is_set_down_is_replaced_and_not_blamed(training: Training) 
     assert training.wait_recovered(generation)["nodes_out"] == [node]
     status_says(training, f"job {training.job} no longer has {node}")
     trains_on(training, generation)
+
+
+def test_a_held_requeue_waits_for_its_release(training: Training) -> None:
+    generation = training.generation + 1
+    administrator(training, "scontrol requeuehold {job}")
+    training.wait(lambda view: view["phase"] == "REQUEUED", 60, "REQUEUED")
+    status_says(training, "held since its requeue")
+    administrator(training, "scontrol release {job}")
+    training.wait_step(training.steps(generation - 1)[-1][0] + 1, 240)
+    no_step_is_lost(training, generation)
+    trains_on(training, generation)
+
+
+def test_a_cancelled_step_of_the_agents_goes_on_from_the_last_durable_checkpoint(training: Training) -> None:
+    generation = training.generation + 1
+    saved = training.steps(training.generation)[0][0] - 1
+    user(training, "scancel {job}.0")
+    training.wait_recovered(generation)
+    assert training.steps(generation)[0][0] == saved + 1
+    trains_on(training, generation)
+
+
+def test_a_time_limit_that_has_passed_ends_the_job_and_the_step_is_written(training: Training) -> None:
+    generation = training.generation
+    administrator(training, "scontrol update jobid={job} timelimit=1")
+    view = training.wait_final()
+    assert (view["phase"], view["exit_code"]) == ("FAILED", 98), view.get("reason")
+    step = training.steps(generation)[-1][0]
+    assert f"step_{step:08d}_g{generation}_" in user(training, "ls /shared/jobs/actions/durable")
+    wait_until(lambda: "JobState=FAILED" in administrator(training, "scontrol show job {job}"), 60, "the job has ended")
+    assert "Comment=mine" in administrator(training, "scontrol show job {job}")
