@@ -481,6 +481,17 @@ def test_where_srun_can_start_nothing_on_its_own_node_the_job_is_not_requeued() 
     assert world.gang.phase is Phase.GATHERING
 
 
+def test_no_node_is_excluded_before_the_node_of_srun_has_shown_that_agents_can_start() -> None:
+    """A Python that all nodes share is broken, and the task of n1 is seen to fail first."""
+    world = Scenario(3, 0, absent=["n0", "n1", "n2"], gather_timeout_s=300.0)
+    world.run_for(10)
+    for failed in ((("n1", 1),), (("n0", 1), ("n1", 1), ("n2", 1))):
+        world.post_event(events.BatchHeartbeat("g", world.gang.slurm.job, 0, failed=failed))
+        assert world.gang.phase is Phase.GATHERING
+        world.run_for(2)
+    assert calls(world, "requeue") == []
+
+
 def test_agents_that_all_end_at_once_exclude_none_of_their_nodes() -> None:
     world = training(nodes=3, spares=0)
     for node in ("n0", "n1", "n2"):

@@ -119,12 +119,9 @@ def _launch_failed(gang_turn: GangTurn) -> bool:
 def _launcher_failed(gang_turn: GangTurn) -> bool:
     """End the gang of a user's own script if what the script launches has failed, before it joined the gang, on so many
     nodes that too few are left. True: it did."""
-    gang, batch = gang_turn.gang, gang_turn.observed.batch
-    if not gang.spec.own_nodes or batch is None or not batch.is_of(gang.slurm.job, gang.slurm.restart_count):
-        return False
-    nodes = set(gang.slurm.job_nodes)
-    failed = {node: code for node, code in batch.failed if node in nodes - gang.roster.members.keys()}
-    if not failed or len(nodes) - len(failed) >= gang.spec.fewest:
+    gang = gang_turn.gang
+    failed = requeueing.failed_tasks(gang, gang_turn.observed) if gang.spec.own_nodes else {}
+    if not failed or len(gang.slurm.job_nodes) - len(failed) >= gang.spec.fewest:
         return False
     node, code = next(iter(failed.items()))
     words = f"the launch has failed before its ranks started: on {listed(failed)}, with exit code {code} on {node}"
@@ -133,8 +130,8 @@ def _launcher_failed(gang_turn: GangTurn) -> bool:
 
 
 def _waiting_since(phase_at: float, seen: ObservedGang, observing_since: float) -> float:
-    """When the wait for agents began (seconds). Slurm may need long to start the job, so the wait begins with the first
-    agent; after a coordinator's restart every agent must attach again."""
+    """When the wait for agents began (seconds): when Slurm granted the nodes, which may still boot, and anew with the
+    first agent. After a coordinator's restart every agent must attach again."""
     _, granted_at = seen.job_running or (0, 0.0)
     return max(phase_at, granted_at, seen.first_attach_at, observing_since)
 

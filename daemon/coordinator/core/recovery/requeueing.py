@@ -59,18 +59,26 @@ def unlaunched_nodes(gang: Gang, seen: ObservedGang) -> set[str]:
     nothing."""
     if seen.batch is None or not seen.batch.is_of(gang.slurm.job, gang.slurm.restart_count):
         return set()
-    nodes = {*seen.batch.unlaunched, *_failed_tasks(gang, seen)}
+    nodes = {*seen.batch.unlaunched, *_without_agent(gang, seen)}
     if gang.phase is not Phase.GATHERING or seen.batch_host in nodes:
         return set()
     return nodes & set(gang.slurm.job_nodes)
 
 
-def _failed_tasks(gang: Gang, seen: ObservedGang) -> dict[str, int]:
-    """The nodes on which a task of srun has failed that was to become an agent, and its exit code. What a user's own
-    script launches may fail for a reason of its own."""
-    if seen.batch is None or gang.spec.own_nodes:
+def _without_agent(gang: Gang, seen: ObservedGang) -> dict[str, int]:
+    """The nodes at whose own fault a task has failed that was to become an agent, and its exit code. Until the batch
+    host has an agent, all nodes may share the fault. What a user's own script launches may fail for a reason of its
+    own."""
+    return {} if gang.spec.own_nodes or gang.roster.batch_host is None else failed_tasks(gang, seen)
+
+
+def failed_tasks(gang: Gang, seen: ObservedGang) -> dict[str, int]:
+    """The nodes of this run of the job on which a task of srun has failed before it joined the gang, and its exit
+    code."""
+    batch, nodes = seen.batch, set(gang.slurm.job_nodes) - gang.roster.members.keys()
+    if batch is None or not batch.is_of(gang.slurm.job, gang.slurm.restart_count):
         return {}
-    return {node: code for node, code in seen.batch.failed if node not in gang.roster.members}
+    return {node: code for node, code in batch.failed if node in nodes}
 
 
 def unlaunched_reason(gang_turn: GangTurn) -> str:
@@ -79,7 +87,7 @@ def unlaunched_reason(gang_turn: GangTurn) -> str:
     if not nodes:
         return ""
     names = listed(sorted(nodes))
-    failed = _failed_tasks(gang_turn.gang, gang_turn.observed)
+    failed = _without_agent(gang_turn.gang, gang_turn.observed)
     if node := min(nodes & failed.keys(), default=""):
         why = f"slurm-{gang_turn.gang.slurm.job}.out says why, a TaskProlog for example"
         return f"no agent could start on {names} (exit code {failed[node]}): {why}"
