@@ -165,7 +165,10 @@ def _without_torn(sets: list[NodeSet], known: frozenset[str]) -> tuple[list[Node
         top_of.update(dict.fromkeys(nodes, at))
     if not torn or len(torn) > max(1, len(known) // _FEW):
         return sets, frozenset()
-    whole = [replace(one, nodes=one.nodes - torn) if at in overlapping else one for at, one in enumerate(sets)]
+    without = [sets[at].nodes for at in overlapping]
+    whole = [
+        replace(one, nodes=one.nodes - torn) if any(one.nodes <= nodes for nodes in without) else one for one in sets
+    ]
     return whole, frozenset(torn)
 
 

@@ -125,6 +125,12 @@ def test_a_node_below_two_leaves_is_still_below_their_spine() -> None:
     assert read.warnings == ("1 node is below two switches, and is taken as below none: c",)
 
 
+def test_a_node_below_two_switches_is_below_no_leaf_of_theirs_either() -> None:
+    read = read_fabric(switches(A="abc", B="abcde", D="cfghijk"), "abcdefghijk", TIERS)
+    assert shape(read.fabric.root) == ["any", "c", ["pod", "de", ["leaf", "ab"]], ["leaf", "fghijk"]]
+    assert read.warnings == ("1 node is below two switches, and is taken as below none: c",)
+
+
 def test_nodes_that_only_one_of_topology_and_slurm_knows_are_told() -> None:
     read = read_fabric(switches(s1="abx", s2="cd"), "abcdz", TIERS)
     assert shape(read.fabric.root) == ["any", "z", ["leaf", "ab"], ["leaf", "cd"]]
