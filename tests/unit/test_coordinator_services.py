@@ -521,27 +521,30 @@ async def test_a_node_daemon_is_told_the_verdict_on_its_node(world: ScriptedWorl
 
 
 @pytest.mark.parametrize(
-    ("before", "words"),
+    ("before", "action", "words"),
     [
-        (("xid", 31), "node reboot required, after the program met Xid 31: GPU memory page fault"),
-        (("xid", 63), "node reboot required"),  # no program has caused it
+        ([31, 45], 2, "node reboot required, after the program met Xid 31: GPU memory page fault"),
+        ([45, 13, 31], 7, "system reboot required, after the program met Xid 13: graphics engine exception"),
+        ([45, 125, 137], 2, "node reboot required"),  # no program has caused it
+        ([31], 1, "GPU reset required"),  # needs no boot
     ],
 )
-async def test_an_unfit_node_names_the_error_of_a_program_just_before(
-    world: ScriptedWorld, before: tuple[str, int], words: str
+async def test_an_unfit_node_names_the_first_error_of_a_program_just_before(
+    world: ScriptedWorld, before: list[int], action: int, words: str
 ) -> None:
     async with open_channel(world.address, world.credentials) as channel:
         call = await _attach_daemon(channel)
         await call.read()
-        for kind, code in (before, ("gpu-recovery", 2)):
+        for kind, code in [*(("xid", code) for code in before), ("gpu-recovery", action)]:
             await call.write(node_pb2.NodeMessage(signal=node_pb2.Signal(kind=kind, code=code)))
         assert world.coordinator
-        node = world.coordinator.engine.core.state.node
+        state = world.coordinator.engine.core.state
         async with asyncio.timeout(DEADLINE_S):
-            while node("n1").health is not NodeHealth.UNFIT:
+            while not (state.node("n1").reason or "n1" in state.correlated_faults):
                 await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat()))
                 await call.read()
-        assert node("n1").reason == f"GPU recovery action 2: {words}"
+        told = state.correlated_faults.get("n1") or state.node("n1")
+        assert told.reason == f"GPU recovery action {action}: {words}"
 
 
 async def test_a_signal_that_begins_and_ends_without_end_fills_no_journal(world: ScriptedWorld) -> None:

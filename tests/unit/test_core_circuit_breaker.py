@@ -149,6 +149,16 @@ def test_two_nodes_that_break_in_ways_of_their_own_are_replaced(second: str) -> 
     runs(world, 3)
 
 
+def test_two_nodes_that_break_hours_apart_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_breaker, "LIMIT_WINDOW_S", 60.0)
+    world = training(spares=3)
+    world.signal(_with_rank(world), reason=AFTER_PAGE_FAULT)
+    runs(world, 2)
+    world.run_for(60)
+    world.signal(_with_rank(world), reason=AFTER_PAGE_FAULT)
+    runs(world, 3)
+
+
 def test_a_gang_that_loses_many_nodes_is_stopped_without_a_durable_folder_too() -> None:
     world = training(limits=Limits(swaps_per_hour=0), durable_dir="")
     world.crash("n1")

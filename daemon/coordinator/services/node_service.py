@@ -58,8 +58,10 @@ RETURN_S_PER_NODE = 0.004
 To attach one node costs 3 ms of processor time (measured). The heartbeats of the other nodes come on top."""
 FOLLOW_UP_S = 10.0
 """Seconds after an error of a program within which the driver gives a node up because of it. It takes milliseconds."""
-_KINDS_OF_PROGRAMS, _RECOVERY = ("xid", "xid-nonfatal"), "gpu-recovery"
-"""Kinds of signals: errors of GPUs that a program can cause, and what NVIDIA's driver asks for."""
+_PROGRAM_XIDS = (11, 13, 25, 31, 43, 69)
+"""Errors that NVIDIA's Xid catalogue puts down to the program. Not 45: it follows each error, and each kill."""
+_BOOTS = (2, 7)
+"""GPU recovery actions that only a boot of the node ends."""
 SILENT_HEARTBEATS = 4
 """Heartbeats that a daemon may miss before its stream ends, whatever the interval is."""
 
@@ -105,7 +107,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._side = compatibility.own_side("the coordinator")
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._program_errors: dict[str, tuple[float, str]] = {}
-        """For each node: the newest error of a program, and when it came."""
+        """For each node: the first error of a program in a row of them, and when the newest came."""
 
     async def Attach(  # type: ignore[override]  # grpc-stubs know no coroutine that writes its stream itself
         self, request_iterator: AsyncIterator[pb.NodeMessage], context: _Context
@@ -234,21 +236,22 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         where = f" on {signal.device}" if signal.device else ""
         self._caller_log.log(logging.INFO, node, f"{node}: {signal.kind} {signal.code}{where}: {signal.text}")
         lasting = f"{signal.kind.removesuffix(OVER)} {signal.code}{where}"
-        reason = decision.reason + where + self._program_error_before(node, signal.kind, decision)
+        reason = decision.reason + where + self._program_error_before(node, signal, decision)
         return events.NodeSignalled(node, decision.action, reason, signal.text, decision.response, lasting)
 
-    def _program_error_before(self, node: str, kind: str, decision: SignalDecision) -> str:
+    def _program_error_before(self, node: str, signal: pb.Signal, decision: SignalDecision) -> str:
         """The error of a program that came just before the driver gave the node up, as part of the reason; empty: none.
 
         A page fault (Xid 31) can leave NVIDIA's driver in a state that only a boot of the node ends, and the script
         that has caused it does so on the next node, too.
         """
         now = clock.monotonic()
-        if decision.action == "rank" and kind in _KINDS_OF_PROGRAMS:
-            self._program_errors[node] = now, decision.reason
         at, error = self._program_errors.get(node, (float("-inf"), ""))
-        is_follow_up = kind == _RECOVERY and decision.action in ("unfit", "unfit_unless_explained")
-        return f"{AFTER_PROGRAM}{error}" if is_follow_up and now - at < FOLLOW_UP_S else ""
+        is_in_row = now - at < FOLLOW_UP_S
+        if signal.kind == "xid" and signal.code in _PROGRAM_XIDS:
+            self._program_errors[node] = now, error if is_in_row else decision.reason
+        is_follow_up = signal.kind == "gpu-recovery" and signal.code in _BOOTS
+        return f"{AFTER_PROGRAM}{error}" if is_follow_up and is_in_row else ""
 
     async def _admit(self, hello: pb.NodeHello) -> None:
         caller, called_at = current_caller(), clock.monotonic()

@@ -137,17 +137,17 @@ def reason_to_stop(gang_turn: GangTurn) -> str:
     gang, limits, now = gang_turn.gang, gang_turn.turn.limits, gang_turn.now
     lost = ""
     if gang.phase is Phase.RECOVERING:
-        lost = too_many_swaps(gang.recovery, limits, now) or _breaks_nodes(gang.roster)
+        lost = too_many_swaps(gang.recovery, limits, now) or _breaks_nodes(gang.roster, now)
     return lost or too_many_records(gang_turn.turn.state, gang.account, limits, now)
 
 
-def _breaks_nodes(roster: Roster) -> str:
-    """Why the gang may have no further node: the same error of its program has cost it two in this run; empty if none
-    has."""
+def _breaks_nodes(roster: Roster, now: float) -> str:
+    """Why the gang may have no further node: the same error of its program has cost this run two within the hour; empty
+    if none has."""
     nodes_of: dict[str, list[str]] = {}
     for member in roster.members.values():
         _, found, error = member.removal_reason.partition(AFTER_PROGRAM)
-        if found:
+        if found and now - member.removed_at < LIMIT_WINDOW_S:
             nodes_of.setdefault(error, []).append(member.node)
     for error, nodes in sorted(nodes_of.items()):
         if len(nodes) > 1:
