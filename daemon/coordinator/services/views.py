@@ -298,8 +298,9 @@ def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str
     seen = ObservedGang() if gang.final else observed.gangs.get(gang.id, ObservedGang())
     in_queue = gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or (gang.phase is Phase.GATHERING and seen.job_pending)
     if suspended := seen.suspended_jobs & gang.jobs():
-        why = "which its user, an operator, or a job of a higher priority has suspended"
-        phase_words = f"Slurm to resume job {min(suspended)}, {why}"
+        why = "which an operator or a job of a higher priority has suspended"
+        stopped = f"if its user has stopped it: scancel --signal=CONT {min(suspended)}"
+        phase_words = f"Slurm to resume job {min(suspended)}, {why} ({stopped})"
     else:
         phase_words = _queue_words(seen, observed, gang) if in_queue else _phase_words(seen, gang)
     waits = [words for words in (phase_words, _stall_words(seen, gang)) if words]
@@ -488,8 +489,8 @@ def _member_view(
 
 def _member_words(view: api_pb2.NodeView, member: Member, job: SlurmJob) -> str:
     """The reason of the verdict. Of a node in service: why it has left the gang or is a member again, and why it is in
-    service. An agent that Slurm has ended is mostly missed before its node: a node that somebody sets DOWN, for
-    example."""
+    service. Where Slurm takes a node from the job, and ends the agent there, as when somebody sets it DOWN, the end of
+    the agent is mostly seen first: then both are said."""
     if view.verdict != NodeHealth.FIT and view.reason:
         return view.reason
     again = "the job has it again after its repair" if member.returned and not member.removed else ""

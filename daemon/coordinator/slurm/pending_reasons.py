@@ -56,8 +56,9 @@ _WAY_OUT = (
 )
 """Slurm's reasons that do not go away by themselves, or not soon, and the way out."""
 _WITHOUT = (
-    "too few nodes are left without {nodes}, on which earlier runs of this job failed (sinfo -R says why): it starts "
-    "once enough of them are in service again. With fewer nodes: muster cancel {job}, and submit it again"
+    "too few nodes are left without {nodes}, on which earlier runs of this job failed: it starts once it may use "
+    "enough of them again, after ten minutes, or after their repair if they are down or drained (sinfo -R says why). "
+    "With fewer nodes: muster cancel {job}, and submit it again"
 )
 
 

@@ -217,7 +217,8 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
 
 
 def _is_suspended(found: Job) -> bool:
-    """Slurm has stopped all processes of the job; or its user has, with scancel --signal=STOP."""
+    """Slurm has stopped all processes of the job; or its user has, with scancel --signal=STOP, which pyslurm does not
+    show."""
     return found.state is JobState.SUSPENDED or JobFlag.STOPPED in found.flags
 
 
