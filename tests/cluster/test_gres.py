@@ -46,8 +46,7 @@ TRAIN = (
 
 
 @pytest.fixture(scope="module")
-def site(pytestconfig: pytest.Config) -> Iterator[Cluster]:
-    suite = pytestconfig.getoption("--suite")
+def site(suite: str) -> Iterator[Cluster]:
     with Cluster.up(ClusterSpec(kinds=KINDS, requeue_delay=1, extra=EXTRA, suite=suite)) as cluster:
         yield cluster
 

@@ -141,7 +141,7 @@ def test_a_job_that_too_few_nodes_are_left_for_says_so_and_starts_once_one_is_re
             gone.append(training.node_of(1))
             healthy.crash(gone[-1])
             training.wait(lambda view: view.get("phase") == "REQUEUED", 60, "the requeue")
-        words = "on which earlier runs of this job failed (sinfo -R says why)"
+        words = "on which earlier runs of this job failed"
         wait_until(lambda: words in told(healthy, "status", job), 60, "the user is told the way out")
         healthy.repair(gone[0])
         training.wait(lambda view: view.get("phase") == "RUNNING", 120, "it runs again")
@@ -153,7 +153,7 @@ def failing(healthy: Cluster) -> Iterator[Cluster]:
     spec, program = healthy.spec, healthy.folder / "slurm" / "task_prolog.sh"
     program.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n1 ] || exit 3\n')
     program.chmod(0o755)
-    healthy.reconfigure(dataclasses.replace(spec, extra=("TaskProlog=/etc/slurm/task_prolog.sh",)))
+    healthy.reconfigure(dataclasses.replace(spec, extra=(*spec.extra, "TaskProlog=/etc/slurm/task_prolog.sh")))
     yield healthy
     healthy.reconfigure(spec)
 
@@ -162,13 +162,15 @@ def test_a_task_prolog_that_fails_costs_a_node_and_no_gather_timeout(failing: Cl
     """The login host says that the disk of durable_dir is full: another one than the nodes have."""
     durable = "/shared/jobs/prolog/durable"
     fill = f"mount -t tmpfs -o size=64k,mode=1777 none {durable}; head -c 64k /dev/zero >{durable}/fill"
-    failing.sh(LOGIN, f"install -d -o alice {durable}; {fill}")
     away = f"[slurm]\noptions = ['--exclude={','.join(failing.nodes[3:])}']"
     settings = (DURABLE.format("prolog"), "pool_nodes = 0", "preload = ['json']", away)
     spec = TrainingSpec("prolog", 2, 0, 5, SLOW_STEPS, settings)
     with Training(failing, spec) as training:
-        job = training.submit()
-        failing.sh(LOGIN, f"umount {durable}")
+        try:
+            failing.sh(LOGIN, f"install -d -o alice {durable}; {fill}")
+            job = training.submit()
+        finally:
+            failing.sh(LOGIN, f"umount {durable}")
         assert f"durable_dir = '{durable}' is full" in training.notes
         assert training.wait_final(120)["phase"] == "DONE"
         assert "no agent could start on n1 (exit code 3)" in told(failing, "events", job)
