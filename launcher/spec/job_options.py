@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from muster.slurm.client.parsing.gres import without_gpus
 from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_texts
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ _INSTEAD = {
 SHARED = ("user", "mcs")
 """Values of --exclusive that share nodes."""
 _MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
-_GPUS = frozenset({"gres", "gpus-per-node"})
 
 
 def problems(options: Iterable[SbatchOption]) -> list[str]:
@@ -63,18 +63,23 @@ def problems_of_texts(texts: Iterable[str]) -> list[str]:
 def all_options(job: Job, options: Iterable[SbatchOption]) -> list[SbatchOption]:
     """What the user asks of Slurm, in any way. Later options override earlier ones."""
     given = [*_slurm_options(job), *read_texts(job.slurm.options), *options]
-    return [one for at, one in enumerate(given) if not any(_replaces(later, one) for later in given[at + 1 :])]
+    return [left for at, one in enumerate(given) if (left := _left_of(one, given[at + 1 :]))]
 
 
-def _replaces(later: SbatchOption, earlier: SbatchOption) -> bool:
-    """Whether both say the same in two ways, which sbatch refuses."""
-    names = {later.name, earlier.name}
-    return len(names) == 2 and (names <= _MEMORY or (names <= _GPUS and _is_of_gpus(later) and _is_of_gpus(earlier)))
+def _left_of(one: SbatchOption, later: Sequence[SbatchOption]) -> SbatchOption | None:
+    """The option without what a later one says in another way: sbatch refuses both. None: nothing is left."""
+    others = [option for option in later if option.name != one.name]
+    if one.name in _MEMORY:
+        return None if any(option.name in _MEMORY for option in others) else one
+    if not (_is_of_gpus(one) and any(map(_is_of_gpus, others))):
+        return one
+    rest = without_gpus(one.value or "") if one.name == "gres" else ""
+    return SbatchOption("gres", rest) if rest else None
 
 
 def _is_of_gpus(option: SbatchOption) -> bool:
-    parts = (option.value or "").split(",")
-    return option.name == "gpus-per-node" or all(part.partition(":")[0] == "gpu" for part in parts)
+    value = option.value or ""
+    return option.name == "gpus-per-node" or (option.name == "gres" and without_gpus(value) != value)
 
 
 def _slurm_options(job: Job) -> Iterator[SbatchOption]:

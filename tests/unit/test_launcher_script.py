@@ -114,6 +114,15 @@ def test_without_an_address_nodes_use_their_own_settings() -> None:
     assert "MUSTER_COORDINATOR" not in script
 
 
+def test_gpus_per_node_among_the_options_leaves_of_a_gres_what_is_no_gpu() -> None:
+    """sbatch refuses both."""
+    job = parse(f"{RICH}gres = 'nvme:1'\n", "job.toml")
+    found = node_options(job, read_words(["--gpus-per-node=h100:2"]))
+    assert found == ["--account=physics", "--mem=400G", "--gres=nvme:1", "--gpus-per-node=h100:2"]
+    later = "--gres=nvme:1,gpu:h100:2"
+    assert node_options(job, read_words(["--gpus-per-node=2", later]))[2:] == ["--gres=nvme:1", later]
+
+
 @pytest.mark.parametrize(
     ("options", "found"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _MIG = re.compile(r"\dg\.\d+gb", re.IGNORECASE)
+_BETWEEN_PARTS = re.compile(r",(?![^(]*\))")
 _GRES_PART = re.compile(r"gpu(?::(?!\d+(?:$|\())(?P<type>[^:()]+))?(?::no_consume)?(?::(?P<count>\d+))?(?:\(.*\))?")
 
 
@@ -14,12 +15,18 @@ def count_gpus(gres: str, *, parts: bool = False) -> int | None:
     `parts`: a part counts as a GPU.
     """
     total = 0
-    for part in re.split(r",(?![^(]*\))", gres):
-        name, *_ = part.split(":")
-        if name.strip().lower() != "gpu":
-            continue
+    for part in filter(_is_gpu, _BETWEEN_PARTS.split(gres)):
         found = _GRES_PART.fullmatch(part.strip())
         if found is None or (_MIG.search(part) and not parts):
             return None
         total += int(found["count"] or 1)
     return total
+
+
+def without_gpus(gres: str) -> str:
+    """The other resources of "gpu:h100:4,nvme:1"."""
+    return ",".join(part for part in _BETWEEN_PARTS.split(gres) if not _is_gpu(part))
+
+
+def _is_gpu(part: str) -> bool:
+    return part.partition(":")[0].strip().lower() == "gpu"
