@@ -10,5 +10,5 @@ May import: `checkpoint.durable`, `checkpoint.format`, `checkpoint.store`, `chec
 `checkpoint.store.replication`, `checkpoint.store.streams`, `daemon.agent.batch`, `daemon.agent.failure_detector`,
 `daemon.agent.launch`, `daemon.agent.ranks`, `daemon.agent.ranks.imports`, `daemon.agent.ranks.place`,
 `daemon.agent.start_checks`, `daemon.agent.training`, `daemon.host`, `daemon.host.process`, `daemon.preflight`,
-`daemon.transport`, `slurm.client`, `slurm.client.backends`.
+`daemon.transport`, `slurm.client`, `slurm.client.backends`, `slurm.client.parsing`.
 """

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Protocol
 from muster.daemon.host import clock, private_file
 from muster.slurm.client.batch_script import NotOneLine, PoolJob, render_pool_script
 from muster.slurm.client.errors import SlurmError
+from muster.slurm.client.parsing import limits
 from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_texts
 from muster.slurm.client.submit_environment import for_sbatch
 from muster.v1.agent_pb2 import PoolAnswer, PoolRequest
@@ -25,9 +25,6 @@ log = logging.getLogger(__name__)
 
 SBATCH_TIMEOUT_S = 120.0
 _CANCEL_S = 20.0
-_LASTING_LIMIT = re.compile(r"(Assoc|QOS)\w*(Jobs|PerJob|Wall)\w*|MaxJobsPerAccount|Partition(\w+Limit|Config)")
-"""Slurm's words for limits that a job of one node does not outwait. A limit of nodes or GPUs is none of them: Slurm may
-still count the node that this job has just lost."""
 _NO_END_TIME = 2**32 - 2
 """The end time that Slurm gives for a job without a time limit."""
 _SITE_VARIABLES = frozenset({"MUSTER_CONFIG", "MUSTER_AUTH"})
@@ -104,7 +101,7 @@ class PoolRequests:
                 return
             answer = PoolAnswer(serial=request.serial, slurm_job_id=number)
             log.info("job submitted for pool request %d: %d", request.serial, number)
-            if _LASTING_LIMIT.fullmatch(reason := await self._sbatch.pending_reason(number)):
+            if limits.LASTING.fullmatch(reason := await self._sbatch.pending_reason(number)):
                 answer = PoolAnswer(serial=request.serial, error=f"no node of the shared pool: the limit {reason}")
                 await self._cancel(number, answer.error)
         except (SlurmError, OSError, NotOneLine, WrongOption) as error:

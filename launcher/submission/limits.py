@@ -10,11 +10,9 @@ import re
 
 from muster.launcher.command import print_note
 from muster.slurm.client.backends.sbatch import Sbatch
+from muster.slurm.client.parsing import limits
 from muster.wording import counted
 
-_LIMIT = re.compile(
-    r"(Assoc|QOS)\w*(Limit|PerJob|PerNode)\w*|Max\w+PerAccount|MaxMemPerLimit|Partition(\w+Limit|Config)"
-)
 _OF_TIME = re.compile(r"Wall|Time|Minutes")
 """Limits that more nodes do not reach sooner."""
 
@@ -32,7 +30,7 @@ async def limit_of(job: int, nodes: int, spares: int) -> str:
 
 def limit_words(reason: str, job: int, nodes: int, spares: int) -> str:
     """What is said of a job that waits for Slurm's `reason`. Empty: it is no limit."""
-    if not _LIMIT.fullmatch(reason):
+    if not limits.ANY.fullmatch(reason):
         return ""
     asks = size_words(nodes, spares) if nodes and not _OF_TIME.search(reason) else ""
     size = f", which asks for {asks}" if asks else ""

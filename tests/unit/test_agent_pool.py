@@ -129,6 +129,7 @@ async def test_slurms_refusal_is_told_in_its_words(tmp_path: Path) -> None:
     [
         *((reason, False) for reason in ("QOSMaxJobsPerUserLimit", "AssocGrpJobsLimit", "QOSMaxNodePerJobLimit")),
         *((reason, False) for reason in ("AssocMaxWallDurationPerJobLimit", "MaxJobsPerAccount", "PartitionConfig")),
+        *((reason, False) for reason in ("MaxMemPerLimit", "AssociationJobLimit", "QOSMaxGRESPerNode")),
         *((reason, True) for reason in ("", "Resources", "QOSGrpNodeLimit", "AssocGrpGRES", "QOSMaxNodePerUserLimit")),
     ],
 )

@@ -110,6 +110,7 @@ def test_a_job_that_could_not_start_says_why(attaches: bool) -> None:
         ("ReqNodeNotAvail, May be reserved for other job", "sinfo -R says why nodes are out of service"),
         ("AssocMaxNodePerJobLimit", "more than its account may have in one job: muster cancel 7"),
         ("QOSMaxWallDurationPerJobLimit", "more than its QOS may have in one job: muster cancel 7"),
+        ("QOSMaxGRESPerNode", "more than its QOS may have in one job: muster cancel 7"),
         ("AssocGrpNodeLimit", "its account has reached a limit: it starts once other jobs have ended"),
         ("QOSMaxNodePerUserLimit", "sacctmgr show qos shows the limits"),
         ("MaxGRESPerAccount", "sacctmgr show assoc shows the limits"),

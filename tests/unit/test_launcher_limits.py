@@ -20,6 +20,7 @@ SQUEUE = """#!/bin/bash
     [
         "QOSMaxNodePerJobLimit", "AssocGrpNodeLimit", "QOSMaxNodePerUserLimit", "AssocMaxGRESPerJob",
         "QOSMaxGRESPerNode", "MaxGRESPerAccount", "AssocMaxJobsLimit", "PartitionNodeLimit", "PartitionConfig",
+        "AssocGrpGRES", "MaxMemPerLimit",
     ],
 )  # fmt: skip
 def test_a_limit_is_named_with_the_spares_that_count_towards_it(limit: str) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from muster.daemon.coordinator.core.state.observed_state import HELD_AFTER_LAUNCH
+from muster.slurm.client.parsing import limits
 from muster.wording import listed
 
 _CANCEL = "muster cancel {job}, and submit it with less"
@@ -44,11 +45,11 @@ _WAY_OUT = (
     ),
     (r"Reservation ?[dD]eleted", "its reservation is gone: muster cancel {job}, and submit it again"),
     (
-        r"(Assoc|QOS)Max\w*PerJob\w*|MaxMemPerLimit",
+        limits.IN_ONE_JOB,
         f"it asks for more than {{whose}} may have in one job: {_CANCEL}. sacctmgr show {{table}} shows the limits",
     ),
     (
-        r"(Assoc|QOS)(Max|Grp)\w*|Max\w+PerAccount|AssociationJobLimit|QOSJobLimit",
+        limits.OF_ALL_JOBS,
         "{whose} has reached a limit: it starts once other jobs have ended, unless it asks for more than the limit. "
         "sacctmgr show {table} shows the limits",
     ),
