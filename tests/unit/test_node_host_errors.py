@@ -33,6 +33,11 @@ MESSAGES = [
     ("mce: Uncorrected hardware memory error in user-access at 1a2b3c000", "machine-check", 2, ""),
     ("Memory failure: 0x12ab34: Sending SIGBUS to a:7 due to hardware memory corruption", "machine-check", 2, ""),
     ("Memory failure: 0x12ab34: Killing a:7 due to hardware memory corruption", "machine-check", 2, ""),
+    (
+        "Memory failure: 0x12ab34: forcibly killing a:7 because of failure to unmap corrupted page",
+        *("machine-check", 2, ""),
+    ),
+    ("mce: [Hardware Error]: Machine check: Processor context corrupt", "machine-check", 2, ""),
     ("[Hardware Error]: System Fatal error.", "machine-check", 2, ""),
     ("[Hardware Error]: Deferred error, no action required.", "machine-check", 1, ""),
     ("[Hardware Error]: Corrected error, no action required.", "machine-check", 1, ""),
@@ -78,6 +83,8 @@ MESSAGES = [
     (f"i40e {BDF}: TX driver issue detected, PF reset issued", "nic", 3, BDF),
     (f"bnxt_en {BDF} eth0: Firmware fatal reset event received", "nic", 2, BDF),
     (f"bnxt_en {BDF} eth0: Firmware fatal reset event, data1: 0x1, data2: 0x0, min wait 0 ms", "nic", 2, BDF),
+    (f"bnxt_en {BDF} eth0: Fatal firmware reset event, data1: 0x2, data2: 0x0, min wait 0 ms", "nic", 2, BDF),
+    (f"bnxt_en {BDF} eth0: Non-fatal firmware reset event, data1: 0x1, data2: 0x4, min wait 0 ms", "nic", 3, BDF),
     (f"bnxt_en {BDF} eth0: Firmware non-fatal reset event received, max wait time 100 msec", "nic", 3, BDF),
     (f"mlx5_core {BDF}: device's health compromised", "nic", 2, BDF),
     (f"mlx5_core {BDF}: poll_health:816:(pid 0): Fatal error 3 detected", "nic", 2, BDF),
@@ -207,10 +214,13 @@ def test_every_message_has_a_row_with_its_source() -> None:
         f"mlx5_core {BDF}: mlx5_pcie_event:303:(pid 5): PCIe slot advertised sufficient power (75W).",
         "infiniband mlx5_0: dump_cqe:272:(pid 0): dump error cqe",  # a peer is gone
         f"bnxt_en {BDF} eth0: Firmware activation event received",
+        f"bnxt_en {BDF} eth0: Solicited firmware reset event, data1: 0x0, data2: 0x0, min wait 2000 ms",
         "nvme nvme0: Abort status: 0x0",
         "nvme nvme0: resetting controller",
         "nvme nvme1: I/O tag 4 (1004) type 4 opcode 0x1 (I/O Cmd) QID 1 timeout",  # over a network
         "nvme0n1: Dataset Management(0x9) @ LBA 0, 8 blocks, Invalid Field in Command (sct 0x0 / sc 0x2) DNR",
+        "nvme0n1: Read(0x2) @ LBA 1234, 8 blocks, Access Denied (sct 0x2 / sc 0x86) DNR",  # a locked disk
+        "nvme0n1: Read(0x2) @ LBA 1234, 8 blocks, Deallocated or Unwritten Logical Block (sct 0x2 / sc 0x87) DNR",
         "critical target error, dev nvme0n1, sector 812 op 0x3:(DISCARD) flags 0x800 phys_seg 1 prio class 0",
         "critical target error, dev nvme0n1, sector 812 op 0x9:(WRITE_ZEROES) flags 0x8000800 phys_seg 0",
         "operation not supported error, dev nvme0n1, sector 812 op 0x9:(WRITE_ZEROES) flags 0x800",

@@ -78,6 +78,7 @@ _NVME_COMMAND = rf"{_NVME}I/O (?:tag )?\d{{1,10}} {_OPCODE}QID \d{{1,6}}"
 _BLOCK_ERROR = r"(?:blk_update_request: |print_req_error: )?(?:I/O|critical (?:medium|target|nexus)|protection) error, "
 """Not of a discard (operation 3 or 5) or of zeroes to be written (9): a healthy disk refuses what it does not know."""
 _NAMESPACE = r"(?P<device>nvme\d{1,3}(?:c\d{1,3})?n\d{1,3})"
+_NVME_IO = rf"{_NAMESPACE}: (?:Read|Write)\(0x[0-9a-f]{{1,2}}\) @ LBA \d+"
 _CODED: tuple[tuple[str, int, re.Pattern[str]], ...] = (
     (OOM_KILL, 1, _pattern(r"Memory cgroup out of memory: Kill(?:ed)? process \d+ \(")),
     (OOM_KILL, 2, _pattern(r"Out of memory: Kill(?:ed)? process \d+ \(")),
@@ -86,8 +87,12 @@ _CODED: tuple[tuple[str, int, re.Pattern[str]], ...] = (
     (
         MACHINE_CHECK,
         2,
-        _pattern(r"Memory failure: 0x[0-9a-f]{1,16}: (?:Sending SIGBUS to|Killing) .{0,64}:\d+ due to "),
+        _pattern(
+            r"Memory failure: 0x[0-9a-f]{1,16}: "
+            r"(?:Sending SIGBUS to|Killing|forcibly killing) .{0,64}:\d+ (?:due to |because of failure to unmap )"
+        ),
     ),
+    (MACHINE_CHECK, 2, _pattern(rf"{_MACHINE_CHECK_START}Machine check: ")),
     (MACHINE_CHECK, 1, _pattern(rf"{_MACHINE_CHECK_START}(?:Corrected|Deferred) error, no action required")),
     (MACHINE_CHECK, 2, _pattern(rf"{_MACHINE_CHECK_START}(?:Uncorrected, software |System Fatal error)")),
     (FILESYSTEM, 1, _pattern(rf"EXT[234]-fs \({_DISK}\): Remounting filesystem read-only")),
@@ -120,8 +125,8 @@ _CODED: tuple[tuple[str, int, re.Pattern[str]], ...] = (
     (NIC, 1, _pattern(rf"{_CARD} {_INTERFACE}: The number of lost tx completions is above the threshold")),
     (NIC, 1, _pattern(rf"{_CARD}(?: {_INTERFACE})?: Detected (?:Tx|Hardware) Unit Hang")),
     (NIC, 3, _pattern(rf"{_CARD}(?: {_INTERFACE})?: TX driver issue detected, ")),
-    (NIC, 2, _pattern(rf"{_CARD} {_INTERFACE}: Firmware fatal reset event")),
-    (NIC, 3, _pattern(rf"{_CARD} {_INTERFACE}: Firmware non-fatal reset event")),
+    (NIC, 2, _pattern(rf"{_CARD} {_INTERFACE}: (?:Firmware fatal|Fatal firmware) reset event")),
+    (NIC, 3, _pattern(rf"{_CARD} {_INTERFACE}: (?:Firmware non-fatal|Non-fatal firmware) reset event")),
     (NIC, 3, _pattern(rf"{_CARD} {_INTERFACE}: Reset adapter")),
     (AER, 1, _pattern(rf"{_AER_ERROR}Correct(?:ed|able), ")),
     (AER, 2, _pattern(rf"{_AER_ERROR}Uncorrect(?:ed|able) \(Non-Fatal\), ")),
@@ -138,7 +143,7 @@ _CODED: tuple[tuple[str, int, re.Pattern[str]], ...] = (
     (NVME, 2, _pattern(rf"{_NVME}resetting controller due to (?:AER|persistent internal error)")),
     (NVME, 3, _pattern(rf"{_NVME}(?:Disabling device|Removing) after (?:reset|probe) failure")),
     (NVME, 3, _pattern(rf"{_NVME}failed state error detected, request disconnect")),
-    (NVME, 4, _pattern(rf"{_NAMESPACE}: (?:Read|Write)\(0x[0-9a-f]{{1,2}}\) @ LBA \d+, [^\n]{{1,80}} \(sct 0x2 /")),
+    (NVME, 4, _pattern(rf"{_NVME_IO}, [^\n]{{1,80}} \(sct 0x2 / sc 0x8[0-4]\)")),
     (NVME, 4, _pattern(rf"Buffer I/O error on dev(?:ice)? {_NAMESPACE}(?:p\d{{1,3}})?, logical block \d")),
     (NVME, 4, _pattern(rf"{_BLOCK_ERROR}dev {_NAMESPACE}, sector \d+\b(?! op 0x[359]:)")),
     (HUNG_TASK, 0, _pattern(r"INFO: task .{0,64}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds")),
