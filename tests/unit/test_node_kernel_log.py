@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.node.kernel.kernel_errors import MAX_RECENT, RecentErrors
+from muster.daemon.node.kernel.kernel_errors import MAX_RECENT, KernelErrors, RecentErrors
 from muster.daemon.node.kernel.kernel_log import Device, KernelLog, open_kernel_log, reason_for_distrust
 from muster.daemon.node.kernel.kernel_record import KernelError, KernelRecord
 from muster.daemon.node.sensors.kmsg import KernelLogSensor
@@ -264,6 +264,15 @@ async def test_a_sensor_that_fails_is_started_again(caplog: pytest.LogCaptureFix
     await run_sensor(sensor, Seen(), pause)
     assert (sensor.tries, waits) == (3, [5.0, 5.0])
     assert "sensor broken failed" in caplog.text
+
+
+def test_no_name_of_a_control_group_is_counted_as_the_trouble_of_a_driver() -> None:
+    errors, words = KernelErrors(), "mlx5_core 0000:3b:00.0: a new fatal error"
+    errors.new_error(KernelRecord(0, 6, 1, False, "oom-kill:constraint=CONSTRAINT_NONE,cpuset=", 100.0), 1.0)
+    errors.new_error(KernelRecord(0, 6, 2, True, words, 100.0), 1.0)
+    assert (errors.line, dict(errors.lines.counts)) == ("", {})
+    errors.new_error(KernelRecord(0, 3, 3, False, words, 101.0), 2.0)
+    assert (errors.line, dict(errors.lines.counts)) == (words, {"mlx5_core": 1})
 
 
 def test_a_storm_of_different_errors_takes_no_more_memory() -> None:

@@ -1,7 +1,8 @@
 """Lines of drivers that speak of trouble and that Muster does not understand: counted for each driver.
 
-So a site sees what a newer driver or kernel says in other words. Nothing follows from such a line: a user's text in it
-can at most raise a count. Details that follow an error that was understood are none of them.
+So a site sees what a newer driver or kernel says in other words. Nothing follows from such a line, because a message
+that starts with the name of a user's process can be taken for one. Details that follow an error that was understood are
+none of them.
 
 Pure: messages in, counts out.
 """

@@ -49,5 +49,5 @@ class KernelErrors:
     def new_error(self, record: KernelRecord, now: float) -> KernelError | None:
         """The error of which the record tells; None if it tells of none, or repeats one. `now`: as in `is_new`."""
         error = self._parser.parse(record)
-        self.line = self.lines.note(record, error is not None, now)
+        self.line = "" if self._parser.may_be_a_name else self.lines.note(record, error is not None, now)
         return error if error and self._recent.is_new(error, now) else None

@@ -127,6 +127,8 @@ class KernelErrorParser:
         self._firmware = FirmwareErrors()
         self._name_ahead_at = -math.inf
         self.not_understood = 0
+        self.may_be_a_name = False
+        """The newest record was a fragment that a user can have written."""
 
     def parse(self, record: KernelRecord) -> KernelError | None:
         """Return the error in the record, or None."""
@@ -136,7 +138,8 @@ class KernelErrorParser:
         message = record.message
         if _NAME_AHEAD.fullmatch(message):
             self._name_ahead_at = record.at or 0.0
-        if record.fragment and not self._is_drivers(record):
+        self.may_be_a_name = record.fragment and not self._is_drivers(record)
+        if self.may_be_a_name:
             return None
         if not message.startswith(_DRIVER_STARTS):
             error = self._error_of_host(message.rstrip())  # nearly every record: none
