@@ -51,6 +51,8 @@ class Unit:
     """Of a torus: the shapes that jobs may have, each as x, y, z. Jobs of other numbers of nodes never start there."""
     aggregated: bool = False
     """Whether it joins several blocks."""
+    size: int = 0
+    """Of a block: its nodes as configured, also those that are yet to come. 0: Slurm does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from muster.daemon.agent.batch.asked_segments import say_if_torn
+from muster.daemon.agent.batch.asked_segments import say_if_split
 from muster.daemon.agent.batch.batch_process import (
     EXIT_NOT_OWN_GANG,
     EXIT_REQUEUED,
@@ -309,7 +309,7 @@ async def test_a_node_that_is_dead_at_the_launch_is_left_out(tmp_path: Path, cap
     [
         (
             "echo BlockName=b0 Nodes=n[0-2] BlockSize=3; echo BlockName=b1 Nodes=n[3-5] BlockSize=3",
-            "muster: warning: --segment=2 was asked for, and the 4 nodes are 3 + 1 of the blocks b0, b1, which tears"
+            "muster: warning: --segment=2 was asked for, and the 4 nodes are 3 + 1 of the blocks b0, b1, which splits"
             " 1 of 2 segments. `scontrol requeue 7` asks for others\n",
         ),
         ("echo BlockName=b0 Nodes=n[0-3] BlockSize=4", ""),
@@ -317,15 +317,15 @@ async def test_a_node_that_is_dead_at_the_launch_is_left_out(tmp_path: Path, cap
         ("echo BlockName=b0 Nodes=n[0-", ""),
     ],
 )
-async def test_a_job_whose_segments_are_torn_is_told_so_while_its_agents_start(
+async def test_a_job_whose_segments_are_split_is_told_so_while_its_agents_start(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], answer: str, said: str
 ) -> None:
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f"#!/bin/sh\n{answer}\n")
     scontrol.chmod(0o755)
     segment = segment_of({"SLURM_JOB_SEGMENT_SIZE": "2"})
-    await say_if_torn(Allocation(7, scontrol=str(scontrol), nodes="n[0-3]", segment=segment))
-    await say_if_torn(Allocation(7, scontrol=str(scontrol), nodes="n[0-3]", segment=segment_of({})))
+    await say_if_split(Allocation(7, scontrol=str(scontrol), nodes="n[0-3]", segment=segment))
+    await say_if_split(Allocation(7, scontrol=str(scontrol), nodes="n[0-3]", segment=segment_of({})))
     assert capfd.readouterr().err == said
 
 

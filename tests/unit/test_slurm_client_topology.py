@@ -247,25 +247,38 @@ BLOCKS = "".join(f"BlockName=b{at} BlockIndex={at} Nodes=n[{at * 3}-{at * 3 + 2}
         (
             "n[0-2,3-4,6]",
             2,
-            "the 6 nodes are 3 + 2 + 1 of the blocks b0, b1, b2, which tears 1 of 3 segments",
+            "the 6 nodes are 3 + 2 + 1 of the blocks b0, b1, b2, which splits 1 of 3 segments",
         ),
         ("n[0-1,3-4,6-7]", 2, ""),
         ("n[0-5]", 3, ""),
-        ("n[0-1,3-4,6-7]", 3, "the 6 nodes are 2 + 2 + 2 of the blocks b0, b1, b2, which tears 2 of 2 segments"),
+        ("n[0-1,3-4,6-7]", 3, "the 6 nodes are 2 + 2 + 2 of the blocks b0, b1, b2, which splits 2 of 2 segments"),
         ("n[0-2,3-4,6]", 1, ""),
         ("n[0-2,3-4],x9", 2, ""),  # nothing is known of x9
         ("n[0-5]", 6, ""),  # larger than a block, and there are no aggregated ones
     ],
 )
-def test_segments_that_slurm_has_torn_are_named(nodes: str, segment: int, words: str) -> None:
-    found = segments.torn_segments(BLOCKS, expand(nodes), segment)
+def test_segments_that_slurm_has_split_are_named(nodes: str, segment: int, words: str) -> None:
+    found = segments.split_segments(BLOCKS, expand(nodes), segment)
     assert (words in found) if words else not found
 
 
 def test_a_segment_larger_than_a_block_is_one_of_an_aggregated_block() -> None:
     text = BLOCKS + "AggregatedBlock=b[0-1] BlockIndex=3 Nodes=n[0-5] BlockSize=6\n"
-    assert segments.torn_segments(text, expand("n[0-1,3-4]"), 4) == ""
-    assert segments.torn_segments(BLOCKS.replace("BlockName", "SwitchName"), expand("n[0-2,3]"), 2) == ""
+    assert segments.split_segments(text, expand("n[0-1,3-4]"), 4) == ""
+    assert segments.split_segments(BLOCKS.replace("BlockName", "SwitchName"), expand("n[0-2,3]"), 2) == ""
+
+
+def test_a_segment_is_in_one_of_the_smallest_blocks_that_hold_it() -> None:
+    lines = [
+        f"{kind}=b{first} Nodes=n[{first}-{first + size - 1}] BlockSize={size}\n"
+        for kind, size in (("BlockName", 3), ("AggregatedBlock", 6), ("AggregatedBlock", 12))
+        for first in range(0, 12, size)
+    ]
+    text = "".join(lines)
+    found = segments.split_segments(text, expand("n[0-1,6-7]"), 4)
+    assert "the 4 nodes are 2 + 2 of the blocks b0, b6, which splits 1 of 1 segment" in found
+    assert segments.split_segments(text, expand("n[0-1,3-4]"), 4) == ""
+    assert segments.split_segments(text, expand("n[0-1,6-7]"), 8) == ""
 
 
 def test_a_ring_keeps_its_order() -> None:

@@ -11,13 +11,13 @@ SHOW_S = 10.0
 """Seconds for Slurm's answer. Ranks take about as long for their first step."""
 
 
-async def say_if_torn(allocation: Allocation) -> None:
+async def say_if_split(allocation: Allocation) -> None:
     """Write to the job's output what is wrong with its nodes. Nothing is said if Slurm does not tell."""
     if allocation.segment <= 1:
         return
     status, topology, _ = await call_slurm(SHOW_S, allocation.scontrol, "show", "topology")
     try:
-        words = segments.torn_segments(topology, hostlist.expand(allocation.nodes), allocation.segment)
+        words = segments.split_segments(topology, hostlist.expand(allocation.nodes), allocation.segment)
     except ValueError:
         return
     if words and not status:

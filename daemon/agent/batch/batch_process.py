@@ -155,7 +155,7 @@ async def run_batch(
     not through srun. The result is 130 or 143 then.
     """
     allocation, lost_nodes, launches = allocation or Allocation(), set[str](), 0
-    said = asyncio.create_task(asked_segments.say_if_torn(allocation))  # beside srun, which takes longer
+    said = asyncio.create_task(asked_segments.say_if_split(allocation))  # beside srun, which takes longer
     while True:
         launches += 1
         try:

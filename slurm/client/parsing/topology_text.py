@@ -47,12 +47,12 @@ def read(text: str) -> SlurmTopology:
         for line in text.splitlines():
             if not line.strip() or NONE in line:
                 continue
-            kind, unit, size = _read_line(line)
+            kind, unit = _read_line(line)
             names += len(unit.nodes)
             if names > _MOST_NAMES:
                 raise ValueError(f"`scontrol show topology` names more than {_MOST_NAMES} nodes, tier by tier")
             kinds.add(kind)
-            base_block = base_block or size
+            base_block = base_block or (0 if unit.aggregated else unit.size)
             if unit.nodes:  # a cloud names blocks whose nodes are yet to come
                 units.append(unit)
     except ValueError as error:
@@ -66,8 +66,8 @@ def read(text: str) -> SlurmTopology:
     return SlurmTopology(kinds.pop(), tuple(units), base_block=base_block)
 
 
-def _read_line(line: str) -> tuple[Kind, Unit, int]:
-    """The kind of one line, its unit, and the size of its base block (0 if it is none).
+def _read_line(line: str) -> tuple[Kind, Unit]:
+    """The kind of one line, and its unit.
 
     Raises:
         ValueError: the line has another form.
@@ -76,7 +76,6 @@ def _read_line(line: str) -> tuple[Kind, Unit, int]:
     key = line.split("=", 1)[0].strip()
     if key not in _KINDS or key not in words:
         raise ValueError(f"`scontrol show topology` prints a line of an unknown form: {line[:80]!r}")
-    size = words.get("BlockSize", "") if key == "BlockName" else ""
-    base_block = int(size) if size.isascii() and size.isdigit() and len(size) < 10 else 0
-    unit = Unit(words[key], expand(words.get("Nodes", "")), aggregated=key == "AggregatedBlock")
-    return _KINDS[key], unit, base_block
+    text, is_aggregated = words.get("BlockSize", ""), key == "AggregatedBlock"
+    size = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    return _KINDS[key], Unit(words[key], expand(words.get("Nodes", "")), aggregated=is_aggregated, size=size)
