@@ -6,7 +6,8 @@ its processes still live (KillWait, 30 s by default).
 
 Orders carry the stop, and the ranks agree on one step. A generation that has not stopped in time is fenced. Then the
 newest version is written, and the gang is requeued or ends. SIGTERM ends no agent: it winds down by itself only if no
-order comes. What a user cancels is not saved. A launch that its user ends is saved, and its script goes on.
+order comes. What a user cancels is not saved once the coordinator knows of it. A launch that its user ends is saved,
+and its script goes on.
 """
 
 from muster.daemon.coordinator.core.detection import fencing
