@@ -259,7 +259,7 @@ async def test_a_message_that_can_not_be_read_is_refused_and_not_logged(
         refused = await _refusal(_call(channel, kind, UNREADABLE, _credential(munge, kind, UNREADABLE)))
         assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert await _call(channel, kind, b"x", _credential(munge, kind))
-    # A late event of an earlier test's closed loop comes to this one: grpc.aio has one queue for all loops of a process.
+    # grpc.aio has one queue for all loops of a process: late events of an earlier test's closed loop come to this one.
     assert not [record for record in caplog.records if "PollerCompletionQueue" not in record.getMessage()]
 
 
