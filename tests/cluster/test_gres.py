@@ -125,14 +125,13 @@ def test_ranks_of_a_script_get_the_gpus_that_srun_would_give_them_also_after_fau
     [
         ("gres", "--ntasks-per-node=2 --gres=gpu:h100:2", BOTH),
         ("gpus", "--ntasks-per-node=2 --gpus=h100:4", BOTH),
+        ("bound", "--ntasks-per-node=2 --gpus=h100:4 --gpu-bind=single:1", ONE_EACH),
         ("tasks", "--ntasks-per-gpu=1 --gpus-per-node=h100:2", ONE_EACH),
     ],
 )
 def test_each_way_to_ask_gives_ranks_the_gpus_that_are_asked_for(
     healthy: Cluster, name: str, options: str, expected: list[tuple[str, str]]
 ) -> None:
-    if name == "gpus" and healthy.spec.suite == "trixie":
-        pytest.skip("with --gpus the script fails on Slurm 24.11 (docs/operations/gres.md)")
     with script_job(healthy, name, options) as training:
         training.submit()
         training.wait_step(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from muster.daemon.agent.user_script import helper_call, launch
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind
-from muster.daemon.agent.user_script.own_nodes import Nodes, divide, on_nodes, variables
+from muster.daemon.agent.user_script.own_nodes import Nodes, divide, gpus_option, on_nodes, variables
 from muster.slurm.client.srun_options import read_srun
 from muster.v1.common_pb2 import JobSpec
 
@@ -55,6 +55,19 @@ def test_a_launch_is_the_job_and_its_options_end_no_gang() -> None:
     assert {"--overlap", "--nodes=3", "--kill-on-bad-exit=0", "--wait=0"} < {*argv}
     assert not {"--wait=60", "-K1", "-l"} & {*argv}, "agents label what ranks print"
     assert "-u" not in argv, "on a terminal agents would colour what ranks print"
+
+
+def test_agents_of_a_job_with_gpus_ask_for_those_of_each_node() -> None:
+    """`SLURM_GPUS` counts those of the script's own two nodes."""
+    decision, words = Decision(Kind.RANKS, 2), read_srun(("python", "train.py"))
+    option = gpus_option({"SLURM_GPUS": "a100:2,h100:4"}, NODES)
+    assert option == "--gpus-per-node=a100:1,h100:2"
+    assert option in launch.agents_srun("srun", "agent", decision, words, 3, [], gpus=option)
+    assert "" not in launch.agents_srun("srun", "agent", decision, words, 3, [])
+    given = {"SLURM_GPUS": "4", "SLURM_GPUS_PER_NODE": "3"}
+    assert gpus_option(given, NODES) == "--gpus-per-node=3"
+    assert gpus_option({"SLURM_GPUS": "h100:5"}, NODES) == "", "Slurm chooses how many each node has"
+    assert gpus_option({"SLURM_GPUS_PER_NODE": "3"}, NODES) == "", "the step has them from its job"
 
 
 def test_a_launcher_is_started_by_the_agents() -> None:

@@ -72,6 +72,19 @@ def test_tasks_for_each_gpu_are_not_counted_by_nodes_too(site: Site) -> None:
     assert task_binding.read(str(site.path), "n0", [2, 3])[1].variables == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
+@pytest.mark.parametrize(
+    ("words", "begins"),
+    [
+        ("--gpu-bind=single:1 python a", "--gpus-per-node=h100:2 --gpu-bind=single:1 --nodes=2 "),
+        ("--gpus-per-task=h100:1 python a", "--gpus-per-task=h100:1 --nodes=2 "),
+        ("--gpu-bind=single:1 --gres=gpu:2 python a", "--gpu-bind=single:1 --gres=gpu:2 --nodes=2 "),
+    ],
+)
+def test_each_node_has_as_many_gpus_in_a_job_that_counts_all(site: Site, words: str, begins: str) -> None:
+    site.keep(words, environ={"SLURM_GPUS": "h100:2"})  # of the script's own node, without those of the spare
+    assert Path(f"{site.srun}.words").read_text().startswith(begins)
+
+
 @pytest.mark.parametrize("words", ["python train.py", "--cpu-bind=none python train.py", "-l --mpi=pmi2 python a"])
 def test_a_launch_that_asks_for_no_binding_asks_nobody(site: Site, words: str) -> None:
     site.path.write_text("muster-binding n0 0 1 0 0")

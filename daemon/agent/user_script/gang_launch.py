@@ -24,7 +24,7 @@ from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation, Step, segment_of
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.start_checks import meeting_address, node_problems
-from muster.daemon.agent.user_script import launch, output_options, rank_binding, script_job
+from muster.daemon.agent.user_script import launch, output_options, own_nodes, rank_binding, script_job
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind
 from muster.daemon.agent.user_script.script_job import ScriptJob
 from muster.daemon.host import private_file, rank_log_files
@@ -85,7 +85,8 @@ def run(
     start_logging("warning", "text", "muster")
     remote = _remote(job, site_settings)
     kept = output_options.srun_words(words, environ, output, decision.kind)
-    argv = launch.agents_srun(srun, job.settings.agent, decision, words, len(nodes.all), sorted(site), kept)
+    gpus = own_nodes.gpus_option(environ, nodes)
+    argv = launch.agents_srun(srun, job.settings.agent, decision, words, len(nodes.all), sorted(site), kept, gpus)
     host = nodes.own[0]
     allocation = Allocation(
         job.job_id,

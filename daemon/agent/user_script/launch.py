@@ -72,6 +72,7 @@ def agents_srun(
     count: int,
     site: Sequence[str],
     output: Sequence[str] = (),
+    gpus: str = "",
 ) -> list[str]:
     """The command line that starts one agent on each node.
 
@@ -81,7 +82,9 @@ def agents_srun(
         count: all nodes of the job.
         site: options of the site's plug-ins, which are passed on whatever they mean.
         output: those that say where the output goes.
+        gpus: the option of own_nodes.gpus_option.
     """
     kept = [word for option in words.options if option.name in (*_KEPT, *site) for word in option.words]
     task = ["--", *words.command] if decision.kind is Kind.LAUNCHER else []
-    return [srun, *SRUN[1:], "--overlap", f"--nodes={count}", f"--ntasks={count}", *output, *kept, agent, "run", *task]
+    size = ("--overlap", f"--nodes={count}", f"--ntasks={count}", *filter(None, (gpus,)))
+    return [srun, *SRUN[1:], *size, *output, *kept, agent, "run", *task]

@@ -69,6 +69,16 @@ def _share(total: str, own: int, count: int) -> str:
     return _COUNT.sub(lambda found: str(int(found[0]) * own // count), total)
 
 
+def gpus_option(environ: Mapping[str, str], nodes: Nodes) -> str:
+    """What an srun of Muster's own asks of GPUs in a job with --gpus, from the script's variables. A step that says
+    nothing of those of each node may get more on one than on another, and Slurm 24.11 creates none with --overlap.
+    Empty: nothing, or the number is not the same on all nodes."""
+    total, own = environ.get("SLURM_GPUS", ""), len(nodes.own)
+    if not total or any(int(count) % own for count in _COUNT.findall(total)):
+        return ""
+    return f"--gpus-per-node={environ.get('SLURM_GPUS_PER_NODE') or _share(total, 1, own)}"
+
+
 def _first_of(text: str, count: int) -> str:
     """The first `count` numbers of `2(x3),1`, in the same form."""
     numbers: list[str] = []

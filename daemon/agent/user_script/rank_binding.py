@@ -31,6 +31,8 @@ _VARIABLES = {
 """Options that bind tasks, and the variables from which srun takes them, too."""
 _BESIDE = ("distribution", "exact", "gres", "gres-flags", "gpus-per-node", "cpus-per-gpu", "ntasks-per-core")
 """Options that change how it binds them."""
+_OF_GPUS = ("gres", "gpus-per-node", "gpus-per-task", "tres-per-task", "ntasks-per-gpu")
+"""Options that say how many GPUs of a node, or of a task, the launch has."""
 _NO_BINDING = ("", "none", "no")
 _NOT_CARRIED = "mem-bind"
 _OUTPUT = ("SRUN_OUTPUT", "SLURM_STDOUTMODE", "SLURM_LABELIO", "SLURM_OPEN_MODE")
@@ -45,7 +47,11 @@ def keep(path: str, words: SrunWords, environ: Mapping[str, str], decision: Deci
     """
     lines, names = list[str](), asked(words, environ)
     if decision.kind is Kind.RANKS and names:
-        said = _ask(probe_words(words, names, nodes, decision.tasks_per_node), environ, nodes, srun)
+        probe, given = probe_words(words, names, nodes, decision.tasks_per_node), {**environ}
+        if (gpus := own_nodes.gpus_option(environ, nodes)) and not words.has(*_OF_GPUS) and not {*_OF_GPUS} & {*names}:
+            probe.insert(0, gpus)
+            del given["SLURM_GPUS"]
+        said = _ask(probe, given, nodes, srun)
         counts = task_binding.nodes_of(said)
         if all(counts.get(node) == decision.tasks_per_node for node in nodes.own):
             lines, names = said, []
