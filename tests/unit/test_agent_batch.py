@@ -175,11 +175,11 @@ async def test_whoever_waits_in_the_place_of_a_killed_launch_passes_its_signals_
     waiting = asyncio.ensure_future(wait_for_gang(137, coordinator, FAST, step))
     async with asyncio.timeout(120):
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
-            before = len(step.sent)
+            before = len(step.beside)
             os.kill(os.getpid(), number)
-            while len(step.sent) == before:  # noqa: ASYNC110 - untold
+            while len(step.beside) == before:  # noqa: ASYNC110 - untold
                 await asyncio.sleep(0.01)
-            await step.sent[-1]
+            await step.beside[-1]
         assert await waiting == 143
     assert told.read_text().splitlines() == [f"--signal={name} 7.3" for name in ("USR1", "TERM", "KILL")]
     assert coordinator.interrupted == "SIGTERM"
@@ -310,7 +310,7 @@ async def test_a_node_that_is_dead_at_the_launch_is_left_out(tmp_path: Path, cap
         (
             "echo BlockName=b0 Nodes=n[0-2] BlockSize=3; echo BlockName=b1 Nodes=n[3-5] BlockSize=3",
             "muster: warning: --segment=2 was asked for, and the 4 nodes are 3 + 1 of the blocks b0, b1, which splits"
-            " 1 of 2 segments. `scontrol requeue 7` asks for others\n",
+            " 1 of 2 segments",
         ),
         ("echo BlockName=b0 Nodes=n[0-3] BlockSize=4", ""),
         ("exit 1", ""),
@@ -323,10 +323,22 @@ async def test_a_job_whose_segments_are_split_is_told_so_while_its_agents_start(
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f"#!/bin/sh\n{answer}\n")
     scontrol.chmod(0o755)
-    segment = segment_of({"SLURM_JOB_SEGMENT_SIZE": "2"})
-    await say_if_split(Allocation(7, scontrol=str(scontrol), nodes="n[0-3]", segment=segment))
-    await say_if_split(Allocation(7, scontrol=str(scontrol), nodes="n[0-3]", segment=segment_of({})))
-    assert capfd.readouterr().err == said
+    split = Allocation(7, scontrol=str(scontrol), nodes="n[0-3]", segment=segment_of({"SLURM_JOB_SEGMENT_SIZE": "2"}))
+    await say_if_split(replace(split, segment=segment_of({})))
+    assert await run_batch(["true"], Answers(DONE), split, FAST) == 0
+    assert capfd.readouterr().err == (f"{said}\n" if said else "")
+    await say_if_split(replace(split, may_requeue=True))
+    assert capfd.readouterr().err == (f"{said}. `scontrol requeue 7` asks for others\n" if said else "")
+
+
+async def test_nothing_else_is_started_for_an_srun_that_can_not_be_started(tmp_path: Path) -> None:
+    """What is cancelled while it starts may never end, and the job with it."""
+    split = Allocation(7, nodes="n[0-3]", segment=2)
+    assert await run_batch([str(tmp_path / "srun")], Answers(GATHERING), split, FAST) == 127
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left:
+        await asyncio.wait(left)
+    assert not left
 
 
 async def test_where_too_few_are_left_the_job_is_requeued(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

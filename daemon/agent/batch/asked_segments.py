@@ -21,5 +21,5 @@ async def say_if_split(allocation: Allocation) -> None:
     except ValueError:
         return
     if words and not status:
-        again = f"`scontrol requeue {allocation.job_id}` asks for others"
-        print(f"muster: warning: {words}. {again}", file=sys.stderr, flush=True)
+        again = f". `scontrol requeue {allocation.job_id}` asks for others" if allocation.may_requeue else ""
+        print(f"muster: warning: {words}{again}", file=sys.stderr, flush=True)

@@ -155,7 +155,6 @@ async def run_batch(
     not through srun. The result is 130 or 143 then.
     """
     allocation, lost_nodes, launches = allocation or Allocation(), set[str](), 0
-    said = asyncio.create_task(asked_segments.say_if_split(allocation))  # beside srun, which takes longer
     while True:
         launches += 1
         try:
@@ -165,6 +164,8 @@ async def run_batch(
             log.error("can't start %s: %s", argv[0], error.strerror)
             return 127
         step = Step(allocation, srun)
+        if launches == 1:  # beside srun, which takes longer
+            step.beside.append(asyncio.create_task(asked_segments.say_if_split(allocation)))
         _forward_signals(step, forwarded, partial(_end_step, step, coordinator, timing) if ends_step else None)
         may_relaunch = bool(allocation.min_nodes) and launches < MAX_LAUNCHES
         try:
@@ -172,7 +173,6 @@ async def run_batch(
         finally:
             await step.close()
         if ended is not None:
-            said.cancel()
             return ended
 
 
@@ -415,9 +415,9 @@ def _forward_signals(
         ends, again = signum in (signal.SIGTERM, signal.SIGINT), bool(step.asked_to_end)
         step.asked_to_end |= {signum} if ends else set()
         if end_step is not None and ends:
-            step.sent.append(asyncio.ensure_future(_kill_step(step) if again else end_step(signum)))
+            step.beside.append(asyncio.ensure_future(_kill_step(step) if again else end_step(signum)))
         elif not step.signal_srun(signum):
-            step.sent.append(asyncio.ensure_future(_signal_step(step, signum)))
+            step.beside.append(asyncio.ensure_future(_signal_step(step, signum)))
 
     step_signals.ignore()
     for number in forwarded:

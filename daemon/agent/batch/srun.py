@@ -229,8 +229,8 @@ class Step:
     """Of the step, as Slurm shows it, where there is no `srun`."""
     asked_to_end: set[int] = field(default_factory=set)
     """The signals of SIGTERM and SIGINT that have come for it. srun's exit code does not tell them apart."""
-    sent: list[asyncio.Task[None]] = field(default_factory=list)
-    """What passes signals on to it."""
+    beside: list[asyncio.Task[None]] = field(default_factory=list)
+    """What is done while it runs: a signal is passed on, or Slurm is asked. Each starts a process."""
     interrupted: signal.Signals | None = None
     """The signal with which the user ends the launch, once that is known."""
     is_over: bool = False
@@ -247,12 +247,12 @@ class Step:
         return self.srun is None or (self.srun.process.returncode or 0) < 0
 
     async def close(self) -> None:
-        """Wait until the signals that are being passed on have arrived. A task that is cancelled while it starts a
-        process may never end: https://github.com/python/cpython/issues/125502.
+        """Wait until what is done beside it has ended. A task that is cancelled while it starts a process may never
+        end: https://github.com/python/cpython/issues/125502.
         """
         self.is_over = True
-        if self.sent:
-            await asyncio.wait(self.sent, timeout=2 * SIGNAL_S)
+        if self.beside:
+            await asyncio.wait(self.beside, timeout=2 * SIGNAL_S)
 
     def signal_srun(self, number: signal.Signals) -> bool:
         """Send a signal to srun; return whether srun lives."""
