@@ -104,9 +104,10 @@ def describe_group(leader: int) -> list[str]:
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             if entry.name.isdigit() and int((of_process := _stat(entry))[4]) == leader:
-                threads = sorted((entry / "task").iterdir(), key=lambda thread: _stat(thread)[2] != "D")
-                name, state = of_process[1], _stat(threads[0])[2]
-                function = (threads[0] / "wchan").read_text().strip("0")
+                threads = (entry / "task").iterdir()
+                thread = min(threads, key=lambda thread: _stat(thread)[2] != "D", default=entry)
+                name, state = of_process[1], _stat(thread)[2]
+                function = (thread / "wchan").read_text().strip("0")
                 where = f", in {function}" if function else ""
                 found.append(f"process {entry.name} ({name}) is in state {state}{where}")
     return found
@@ -173,7 +174,7 @@ def _children_by_parent(parent: int) -> list[int]:
 
 def _stat(process: Path) -> list[str]:
     """The fields of /proc/PID/stat, without the parentheses around the command's name, which may contain anything: pid,
-    name, state, parent, process group and others."""
-    before, _, after = (process / "stat").read_text().rpartition(")")
+    name, state, parent, process group and others. The kernel cuts the name at 15 bytes, also within a character."""
+    before, _, after = (process / "stat").read_text(errors="replace").rpartition(")")
     pid, _, name = before.partition(" (")
     return [pid, name, *after.split()]

@@ -3,9 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -49,27 +48,23 @@ class WorkerThreads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def run_in_own_thread(call: Callable[[], T], name: str, raises: tuple[type[Exception], ...] = (OSError,)) -> T:
+async def run_in_own_thread(call: Callable[[], T], name: str) -> T:
     """What `call` returns, which may block for very long: the end of the process does not wait for its thread. Whoever
     is cancelled meanwhile leaves the thread behind.
 
     Raises:
-        Exception: `call` has raised it. It must raise nothing but what `raises` names.
+        Exception: `call` has raised it.
     """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def settle(how: Callable[[], None]) -> None:
-        if not answer.done():
-            how()
+    loop, ended, answer = asyncio.get_running_loop(), asyncio.Event(), Future[T]()
 
     def work() -> None:
         try:
-            how = partial(answer.set_result, call())
-        except raises as error:
-            how = partial(answer.set_exception, error)
+            answer.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # whatever it is, somebody waits for the end
+            answer.set_exception(error)
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, how)
+            loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=work, name=name, daemon=True).start()
-    return await answer
+    await ended.wait()
+    return answer.result()

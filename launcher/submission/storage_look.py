@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from muster.daemon.host.worker_threads import run_in_own_thread
-from muster.launcher.errors import LauncherError, Unavailable
+from muster.launcher.errors import Unavailable
 
 T = TypeVar("T")
 
@@ -29,10 +29,10 @@ async def look(place: str, call: Callable[[], T], deadline_s: float = LOOK_S) ->
     """What `call` finds, which may block. `place`: what is looked at, in words.
 
     Raises:
-        OSError, LauncherError: `call` has raised it. It must raise nothing else.
+        Exception: `call` has raised it.
         Unavailable: the storage does not answer.
     """
-    looking = asyncio.ensure_future(run_in_own_thread(call, "storage", (OSError, LauncherError)))
+    looking = asyncio.ensure_future(run_in_own_thread(call, "storage"))
     done, _ = await asyncio.wait([looking], timeout=deadline_s)
     if done:
         return looking.result()

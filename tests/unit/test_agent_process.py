@@ -3,6 +3,9 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from muster.daemon.host import process_tree
 
@@ -33,9 +36,16 @@ def test_orphans_that_came_after_the_children_were_listed_are_counted() -> None:
     assert left == there
 
 
-def test_a_process_of_a_group_is_named_with_its_state_until_it_is_gone() -> None:
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+@pytest.mark.parametrize(("name", "shown"), [("train", "train"), ("\u0436" * 8, "\u0436" * 7 + "\ufffd")])
+def test_a_process_of_a_group_is_named_with_its_state_until_it_is_gone(tmp_path: Path, name: str, shown: str) -> None:
+    """The kernel keeps 15 bytes of its name, though a letter has several."""
+    (tmp_path / name).write_text("#!/bin/sh\necho; read _\n")
+    (tmp_path / name).chmod(0o755)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([tmp_path / name], stdin=pipe, stdout=pipe, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
         (words,) = process_tree.describe_group(process.pid)
         process.kill()
-    assert re.fullmatch(rf"process {process.pid} \(\w+\) is in state [RSD](, in \w+)?", words)
+    assert re.fullmatch(rf"process {process.pid} \({shown}\) is in state [RSD](, in \w+)?", words)
     assert process_tree.describe_group(process.pid) == []

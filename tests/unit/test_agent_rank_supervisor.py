@@ -1,13 +1,17 @@
-"""The rank supervisor before its zygotes are ready."""
+"""The rank supervisor before its zygotes are ready, and with a rank that can't be killed."""
 
 import asyncio
 import os
+import re
 import signal
+import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from muster.daemon.agent.ranks import rank_supervisor
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob, RankSupervisor
 from muster.daemon.agent.ranks.reconcile import LocalRank, StartRanks
 from muster.daemon.agent.ranks.zygote_handle import ZygoteSpec
@@ -38,6 +42,38 @@ async def test_a_rank_that_waits_for_its_imports_is_ended_at_once_and_never_star
     async with asyncio.timeout(120):
         await changed.wait()
     assert supervisor.ready_zygotes() == 1
+    await supervisor.stop()
+
+
+async def test_a_rank_that_outlives_its_kill_is_reported_with_where_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = asyncio.Event()
+    os.mkfifo(tmp_path / "started")
+    spec = ZygoteSpec(("sh", "-c", "echo > started; exec sleep 600"), (), dict(os.environ), str(tmp_path))
+    supervisor = RankSupervisor(NodeJob("g", "n0", spec, str(tmp_path), 1), lambda *_: socket.socket(), changed.set)
+
+    async def status(holds: Callable[[agent_pb2.RankStatus], object]) -> agent_pb2.RankStatus:
+        async with asyncio.timeout(120):
+            while not holds(one := next(iter(supervisor.statuses({})))):
+                changed.clear()
+                await changed.wait()
+        return one
+
+    order = agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=1, world_size=1)
+    order.places.add(rank=0, node="n0")
+    supervisor.start_zygotes()
+    supervisor.start_ranks(StartRanks(1, ((0, 0),)), order)
+    await status(lambda one: one.phase == agent_pb2.RANK_PHASE_RUNNING)
+    await asyncio.to_thread((tmp_path / "started").read_text)  # it leads its process group by now
+    with monkeypatch.context() as of_kernel:  # in which the rank waits for a dead file server
+        of_kernel.setattr(process_tree, "kill", lambda _: None)
+        of_kernel.setattr(rank_supervisor, "_NAMED_AFTER_S", 0.0)
+        supervisor.kill_ranks(1)
+        words = (await status(lambda one: one.stderr_tail)).stderr_tail
+    assert re.match(rf"process {supervisor.pids(1)[0]} \(.+\) is in state \w", words)
+    supervisor.kill_ranks(1)
+    assert (await status(lambda one: one.phase == agent_pb2.RANK_PHASE_EXITED)).exit_code == -signal.SIGKILL
     await supervisor.stop()
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 
-from muster.daemon.host.worker_threads import WorkerThreads
+from muster.daemon.host.worker_threads import WorkerThreads, run_in_own_thread
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,10 @@ async def test_work_is_awaited_to_its_end_although_its_caller_is_cancelled() -> 
         await caller
     assert ended.is_set()
     threads.close()
+
+
+@pytest.mark.parametrize(("call", "raised"), [(lambda: int("x"), ValueError), (lambda: next(iter(())), RuntimeError)])
+async def test_whoever_awaits_a_thread_hears_of_every_error(call: Callable[[], int], raised: type[Exception]) -> None:
+    async with asyncio.timeout(60):
+        with pytest.raises(raised):
+            await run_in_own_thread(call, "fails")
