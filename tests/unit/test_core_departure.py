@@ -1,16 +1,21 @@
 """Nodes that leave their job while the gang runs: no agent says anything about such a node any more."""
 
+import subprocess
+
+import pytest
+
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
-from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.state.state_tables import FENCING, Phase
 from muster.daemon.coordinator.core.turn.state_index import StateIndex
 from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.core.turn.turn import Turn
 from muster.daemon.coordinator.services.views import gang_view
+from muster.daemon.host import process_tree
 from muster.node_health import NodeHealth
 from muster.simulator.scenario import Scenario
 
@@ -103,6 +108,39 @@ def test_ranks_that_can_not_be_killed_make_their_node_unfit_once_slurm_has_drain
     assert world.core.state.node("n1").reason == "ranks on n1 could not be killed within 10 s"
     assert world.world.cluster.nodes()["n1"].drained
     assert world.replayed_state() == world.core.state
+
+
+@pytest.mark.parametrize("rank_runs", [True, False])
+@pytest.mark.parametrize(
+    ("words", "is_shown"),
+    [
+        ("{left}", True),
+        ("{left}; process 9 (a) (b) is in state D, in request_wait_answer and 3 more", True),
+        ("{left}\nRMA this node", False),
+        ("{left}; RMA this node", False),
+        ("process 9 (all GPUs of this node are broken) is in state D", False),
+        ("GPU 3 is broken: RMA this node", False),
+        ("", False),
+    ],
+)
+def test_a_node_is_drained_with_what_its_agent_says_of_processes_left_and_with_no_words_of_the_user(
+    words: str, is_shown: bool, rank_runs: bool
+) -> None:
+    """A child of the rank may be what is left."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        words = words.format(left=process_tree.describe_group(process.pid)[0])
+        process.kill()
+    world = training()
+    world.machines["n1"].ranks_unkillable_until = world.now + 20
+    (rank,) = world.agent("n1").ranks.values()
+    rank.stderr = words
+    world.kill_rank("n0")
+    world.run_until(lambda: world.gang.phase in FENCING)
+    rank.running = rank_runs
+    trains(world, 2)
+    world.run_for(10)
+    said = "ranks on n1 could not be killed within 10 s"
+    assert world.core.state.node("n1").reason == (f"{said}: {words}" if is_shown else said)
 
 
 def test_where_a_limit_withholds_the_drain_the_node_is_not_blamed_either() -> None:

@@ -7,6 +7,7 @@ the coordinator's half of that rule: it computes the moment at which the last su
 moment that is too early.
 """
 
+import re
 from collections.abc import Iterable
 from math import inf
 
@@ -25,6 +26,9 @@ KILL_MARGIN_S = 0.4
 """Seconds from the moment at which an agent kills its ranks until they are gone."""
 MOST_WORDS = 240
 """Characters of what an agent says of them. Slurm shows these in one line."""
+_PROCESS_LEFT = re.compile(r"process \d+ \(.{0,15}\) is in state [A-Za-z](, in [\w.]+)?( and \d+ more)?")
+"""What an agent writes of processes that SIGKILL has not ended (process_tree.describe_group), separated by "; ". Other
+words are the user's: they are no evidence."""
 RECHECK_S = 0.05
 """Seconds until the next look at who has carried out the newest order."""
 
@@ -107,9 +111,9 @@ def take_out_if_stuck(gang_turn: GangTurn, member: Member) -> None:
 
 def _left(gang_turn: GangTurn, member: Member) -> str:
     """What the agent says of a process that is left: where in the kernel it waits."""
-    ranks = gang_turn.observed.status(member.node).ranks
-    words = next((rank.stderr_tail for rank in ranks if rank.running and rank.stderr_tail), "")
-    return f": {words.splitlines()[0][:MOST_WORDS]}" if words else ""
+    tails = [rank.stderr_tail for rank in gang_turn.observed.status(member.node).ranks]
+    words = next((tail for tail in tails if all(map(_PROCESS_LEFT.fullmatch, tail.split("; ")))), "")
+    return f": {words[:MOST_WORDS]}" if words else ""
 
 
 def _waits_for_many_stuck(gang_turn: GangTurn) -> bool:
