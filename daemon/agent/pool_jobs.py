@@ -96,12 +96,13 @@ class PoolRequests:
         """Submit the job for one request."""
         try:
             number = await self._submit(request)
+            reason = await self._sbatch.pending_reason(number)
             if request.serial not in self._wanted_serials:
                 await self._cancel(number, "its pool request has ended")
                 return
             answer = PoolAnswer(serial=request.serial, slurm_job_id=number)
             log.info("job submitted for pool request %d: %d", request.serial, number)
-            if limits.LASTING.fullmatch(reason := await self._sbatch.pending_reason(number)):
+            if limits.LASTING.fullmatch(reason):
                 answer = PoolAnswer(serial=request.serial, error=f"no node of the shared pool: the limit {reason}")
                 await self._cancel(number, answer.error)
         except (SlurmError, OSError, NotOneLine, WrongOption) as error:
@@ -113,7 +114,10 @@ class PoolRequests:
     async def _cancel(self, number: int, why: str) -> None:
         """Cancel a job that the coordinator does not know."""
         log.info("cancelling job %d: %s", number, why)
-        await self._sbatch.cancel(number, timeout_s=_CANCEL_S)
+        try:
+            await self._sbatch.cancel(number, timeout_s=_CANCEL_S)
+        except SlurmError as error:  # the coordinator turns its agent away, should it start
+            log.error("job %d could not be cancelled: %s", number, error)
 
     async def _submit(self, request: PoolRequest) -> int:
         terms = self._terms

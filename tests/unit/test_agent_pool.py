@@ -9,7 +9,7 @@ import pytest
 
 from muster.daemon.agent.pool_jobs import PoolRequestDefaults, PoolRequests, job_end_time
 from muster.slurm.client.batch_script import PoolJob
-from muster.slurm.client.errors import SlurmRefused
+from muster.slurm.client.errors import SlurmRefused, SlurmTimeout
 from muster.v1.agent_pb2 import PoolAnswer, PoolRequest
 from muster.v1.common_pb2 import JobSpec
 
@@ -23,13 +23,14 @@ class Slurm:
         self.scripts: list[str] = []
         self.environ: Mapping[str, str] | None = {}
         self.cancelled: list[int] = []
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.cancels = True
+        self.meanwhile: dict[str, Callable[[], object]] = {}
 
     async def submit(self, script: Path, *, cwd: Path, env: Mapping[str, str] | None, timeout_s: float) -> int:
         """See Sbatch."""
         self.scripts.append(script.read_text())
         self.environ = env
-        self.meanwhile()
+        self.meanwhile.get("submit", int)()
         if self.refuses:
             raise SlurmRefused("submit", self.refuses)
         return 40 + len(self.scripts)
@@ -37,9 +38,12 @@ class Slurm:
     async def cancel(self, job: int, *, timeout_s: float) -> None:
         """See Sbatch."""
         self.cancelled.append(job)
+        if not self.cancels:
+            raise SlurmTimeout("scancel: no answer")
 
     async def pending_reason(self, job: int) -> str:
         """See Sbatch."""
+        self.meanwhile.get("pending_reason", int)()
         return self.reason
 
 
@@ -108,10 +112,11 @@ async def test_only_a_node_of_the_job_itself_is_requested_in_its_reservation(
     assert [line for line in lines if line.startswith(("--partition", "--reservation"))] == inherited
 
 
-async def test_a_job_that_comes_of_a_request_that_is_over_is_taken_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", ["submit", "pending_reason"])
+async def test_a_job_that_comes_of_a_request_that_is_over_is_taken_back(tmp_path: Path, call: str) -> None:
     slurm = Slurm()
     asking = Asking(tmp_path, slurm)
-    slurm.meanwhile = lambda: asking.pool.new_requests([])
+    slurm.meanwhile = {call: lambda: asking.pool.new_requests([])}
     await asking.order(1)
     assert (slurm.cancelled, asking.pool.answers()) == ([41], [])
 
@@ -124,6 +129,7 @@ async def test_slurms_refusal_is_told_in_its_words(tmp_path: Path) -> None:
     assert "Invalid partition name specified" in answer.error
 
 
+@pytest.mark.parametrize("cancels", [True, False])
 @pytest.mark.parametrize(
     ("reason", "waits"),
     [
@@ -134,11 +140,11 @@ async def test_slurms_refusal_is_told_in_its_words(tmp_path: Path) -> None:
     ],
 )
 async def test_a_pool_job_is_taken_back_that_a_limit_keeps_from_starting(
-    tmp_path: Path, reason: str, waits: bool
+    tmp_path: Path, reason: str, waits: bool, cancels: bool
 ) -> None:
     """The gang would wait for it in vain. A limit of nodes is no longer reached once Slurm has let go of a lost one."""
     slurm = Slurm()
-    slurm.reason = reason
+    slurm.reason, slurm.cancels = reason, cancels
     asking = Asking(tmp_path, slurm)
     await asking.order(1)
     (answer,) = asking.pool.answers()
