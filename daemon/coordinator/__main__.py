@@ -222,7 +222,7 @@ async def _check_jobs_can_be_ended() -> None:
     try:
         await completion.library()
     except SlurmError as error:
-        _log.warning("a job that loses its first node will hold its nodes until its time limit: %s", error)
+        _log.warning("a job that loses its first node may hold its nodes until its time limit: %s", error)
 
 
 async def _serve(coordinator: Coordinator, stop_requested: asyncio.Event) -> None:

@@ -79,5 +79,6 @@ def _complete(job: int, exit_code: int) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) == 1:
-        sys.exit(print(_load()._name))
+        print(_load()._name)
+        sys.exit()
     sys.exit(_complete(int(sys.argv[1]), int(sys.argv[2])) or 0)
