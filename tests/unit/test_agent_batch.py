@@ -159,7 +159,10 @@ def slurm_at(folder: Path, steps: str, after: str = "true") -> Allocation:
     """Job 7, of which scontrol shows `steps`. scancel notes in `told` what it is called with, then does `after`. It is
     slow: a gang may end before scancel does."""
     told = f">> {folder}/told"
-    for name, words in (("scontrol", f"echo '{steps}'"), ("scancel", f": {told}; sleep 0.1; echo $* {told}; {after}")):
+    for name, words in (
+        ("scontrol", f"echo '{steps}'"),
+        ("scancel", f": {told}; sleep 0.1; echo $* {told}; {after}; true"),
+    ):
         (folder / name).write_text(f"#!/bin/sh\n{words}\n")
         (folder / name).chmod(0o700)
     return Allocation(7, 2, 1, scontrol=str(folder / "scontrol"), scancel=str(folder / "scancel"))

@@ -363,6 +363,8 @@ async def _end_step(step: Step, coordinator: Coordinator, timing: PollTiming, nu
     # An agent that has only started loses the signal, and there is no rank yet that would save anything.
     early = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and _gathers_without_agents(view))
     refused = "" if early else await step.signal(number)
+    if step.is_over:  # Slurm refuses a signal for a step that has ended
+        return
     if refused:
         log.warning("no signal was sent to the ranks, which are killed: %s", refused)
     if refused or early:
