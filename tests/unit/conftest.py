@@ -5,8 +5,9 @@ its server open. Later the garbage collector, in any other test, would wait for 
 """
 
 import os
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc.aio
@@ -50,6 +51,16 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if library is None:
         pytest.skip("the stand-in is compiled with gcc")
     return library
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """The test's folder, on a file system of 1 MiB: it holds half a checkpoint, and is full for the logs of ranks."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a file system, and not in every container")
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 @pytest_asyncio.fixture

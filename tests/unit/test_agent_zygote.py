@@ -260,6 +260,16 @@ async def test_a_script_that_is_not_there(harness: Harness) -> None:
     assert "can't open file" in output
 
 
+async def test_a_full_run_folder_keeps_only_the_first_generation_from_starting(
+    small_disk: Path, harness: Harness
+) -> None:
+    harness.start(PYTHON, harness.script("print('trained')"))
+    assert await harness.run() == (1, "")
+    assert "no space is left for logs" in (await harness.until("refused", "run1"))["words"]
+    assert await harness.run() == (0, "")
+    assert "no space is left for logs" in (await harness.until("unlogged", "run2"))["words"]
+
+
 async def test_random_generators_differ_between_generations(harness: Harness) -> None:
     harness.start(PYTHON, harness.script("import random; print(random.random())"), preload=("random",))
     assert (await harness.run())[1] != (await harness.run())[1]

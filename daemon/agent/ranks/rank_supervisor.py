@@ -259,6 +259,8 @@ class RankSupervisor:
         if message["say"] == "refused":
             self.failure = message["words"]
             log.error("%s can't be started: %s", message["key"], self.failure)
+        if message["say"] == "unlogged":
+            log.error("%s runs without a log: %s", message["key"], message["words"])
 
     def _on_zygote_ready(self) -> None:
         self._open_pending_store()

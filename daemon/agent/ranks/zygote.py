@@ -11,6 +11,7 @@ interpreter.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -141,11 +142,17 @@ class ZygoteServer:
         rank_main.detach(self._pid)
         process_tree.allow_tracers_below(self._agent)
         # Open the log here, not in the agent: shared storage may block, and then blocks only this rank.
+        log: int | None
         try:
             log = rank_log_files.open_log(*message["log"])
         except OSError as error:
-            self._send("refused", message["key"], words=str(error.strerror))
-            os._exit(1)
+            # Before the first step nothing is lost. Later a rank without a log is worth more than a job that ends.
+            first = message["log"][2] == 1
+            if first or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self._send("refused", message["key"], words=str(error.strerror))
+                os._exit(1)
+            self._send("unlogged", message["key"], words=str(error.strerror))
+            log = None
         rank_main.redirect_output(log)
         self._close()
         rank_main.replace_environment({**environment, "MUSTER_AGENT_FD": str(link)})
