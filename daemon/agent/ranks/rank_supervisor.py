@@ -172,7 +172,8 @@ class RankSupervisor:
         killed = [rank for rank in self._ranks.values() if rank.alive and rank.id.generation <= generation]
         for rank in killed:
             rank.kill()
-        self._zygotes.spawn(self._name_those_left(killed))
+        if killed:  # an order that comes again finds none
+            self._zygotes.spawn(self._name_those_left(killed))
 
     def signal_ranks(self, signum: int) -> None:
         """Send a signal to every running rank."""
