@@ -174,13 +174,14 @@ class GangAccounts:
     async def summary(self, since: float, until: float, by: str, reader: Reader | None) -> list[Row] | None:
         """What was used between two moments, by one of account_store.KEYS; what has lost most first. None: the store
         can't be read."""
+        now = self._engine.clock.now()  # later, a gang would have time after `until`, and its last steps would be cut
         rows = await self._thread.read(lambda: self._store.summary(since, until, by, reader))
         if rows is None:
             return None
         for id, account in list(self._accounts.items()):
             if account.job.is_shown_to(reader):
                 step = self._newest_step(self._engine.core.state.gangs.get(id), account)
-                for one in account.ledger.unsettled(self._engine.clock.now(), step):
+                for one in account.ledger.unsettled(now, step):
                     _add(rows, account, one, since, until, by)
                 await asyncio.sleep(0)
         return sorted(rows.values(), key=lambda row: (not row.key, -row.lost_gpu_s, row.key))
