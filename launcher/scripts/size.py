@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from muster.launcher.errors import WrongInput
 from muster.launcher.scripts.asked import NOTHING, Asked, Given
-from muster.slurm.client.parsing import hostlist
+from muster.slurm.client.parsing import gres, hostlist
 from muster.slurm.client.sbatch_options import SbatchOption
 from muster.slurm.client.srun_options import SrunWords
 
 _COUNT = re.compile(r"(\d+)([kKmM]?)(?:-(\d+)([kKmM]?))?")
 _TIMES = {"": 1, "k": 1024, "m": 1024 * 1024}
-_GPUS = re.compile(r"(?<![^,])((?:[^:,]+:)*)(\d+)(?![^,])")
 _SAYS_NOTHING = SrunWords((), ())
 
 
@@ -79,7 +78,7 @@ def _derived(asked: Asked) -> int | None:
         return len(_expanded(listed)) or None
     if asked.last("nodefile", "nodelist"):
         return None
-    gpus, per_node = _gpus(asked.value("gpus")), _gpus(asked.value("gpus-per-node"))
+    gpus, per_node = (sum(gres.counts(asked.value(name) or "")) for name in ("gpus", "gpus-per-node"))
     if gpus:
         return 1 if gpus == 1 else gpus // per_node if per_node and gpus % per_node == 0 else None
     tasks, on_each = _number(asked, "ntasks"), _number(asked, "ntasks-per-node")
@@ -107,7 +106,8 @@ def grown(asked: Asked, size: Size, spares: int) -> Iterator[SbatchOption]:
     if (one := asked.last("ntasks")) is not None:
         yield SbatchOption("ntasks", str(_share(one, _number(asked, "ntasks"), size) * most))
     if (of_all := asked.last("gpus")) is not None:
-        yield SbatchOption("gpus", _gpus_of(of_all, size, most))
+        gpus = gres.with_counts(of_all.option.value or "", lambda count: _share(of_all, count, size) * most)
+        yield SbatchOption("gpus", gpus)
         if each := gpus_of_node(asked, size):  # else Slurm may choose a node with fewer, which is no spare for another
             yield SbatchOption("gpus-per-node", each)
     if (one := asked.last("segment")) and (segment := _number(asked, "segment")) and most % segment:
@@ -120,19 +120,9 @@ def grown(asked: Asked, size: Size, spares: int) -> Iterator[SbatchOption]:
 def gpus_of_node(asked: Asked, size: Size) -> str:
     """What --gpus asks for on each node of the script, as --gpus-per-node takes it; empty: nothing, or the script says
     it itself."""
-    one, nodes = asked.last("gpus"), size.nodes
-    value = one.option.value or "" if one else ""
-    if not nodes or asked.last("gpus-per-node", "gpus-per-task", "ntasks-per-gpu"):
+    if not size.nodes or asked.last("gpus-per-node", "gpus-per-task", "ntasks-per-gpu"):
         return ""
-    counts = [int(count) for _, count in _GPUS.findall(value)]
-    if not counts or any(count % nodes for count in counts):
-        return ""
-    return _GPUS.sub(lambda part: f"{part[1]}{int(part[2]) // nodes}", value)
-
-
-def _gpus_of(one: Given, size: Size, nodes: int) -> str:
-    """The value of --gpus for so many nodes: "a100:8,h100:8" has several types."""
-    return _GPUS.sub(lambda part: f"{part[1]}{_share(one, int(part[2]), size) * nodes}", one.option.value or "")
+    return gres.of_each(asked.value("gpus") or "", size.nodes)
 
 
 def _share(one: Given, count: int | None, size: Size) -> int:
@@ -180,8 +170,3 @@ def _number(asked: Asked, name: str) -> int | None:
 
 def _whole(text: str | None) -> int | None:
     return int(text) if text and len(text) < 10 and text.isdecimal() else None
-
-
-def _gpus(value: str | None) -> int | None:
-    """The sum of all types."""
-    return sum(int(found[2]) for found in _GPUS.finditer(value)) if value else None

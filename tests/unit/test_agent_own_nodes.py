@@ -67,6 +67,7 @@ def test_agents_of_a_job_with_gpus_ask_for_those_of_each_node() -> None:
     given = {"SLURM_GPUS": "4", "SLURM_GPUS_PER_NODE": "3"}
     assert gpus_option(given, NODES) == "--gpus-per-node=3"
     assert gpus_option({"SLURM_GPUS": "h100:5"}, NODES) == "", "Slurm chooses how many each node has"
+    assert gpus_option({"SLURM_GPUS": "a100"}, NODES) == "", "the type of one GPU is no number"
     assert gpus_option({"SLURM_GPUS_PER_NODE": "3"}, NODES) == "", "the step has them from its job"
 
 

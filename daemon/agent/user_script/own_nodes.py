@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from muster.slurm.client.parsing import hostlist
+from muster.slurm.client.parsing import gres, hostlist
 
 _OF_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _LISTS = ("SLURM_NODELIST", "SLURM_JOB_NODELIST")
@@ -19,8 +19,6 @@ _TOTALS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_GPUS")
 _PER_NODE = ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE")
 """Numbers of each node, in the short form `2(x3),1`."""
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
-_COUNT = re.compile(r"\d+(?=,|$)")
-"""The numbers of "8" and of "a100:8,h100:8"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,8 @@ def variables(environ: Mapping[str, str], nodes: Nodes) -> dict[str, str]:
     own, count = len(nodes.own), len(nodes.all)
     values = {name: str(own) for name in _OF_NODES}
     values |= {name: node_list(nodes.own) for name in _LISTS}
-    values |= {name: _share(environ.get(name, ""), own, count) for name in _TOTALS}
+    totals = {name: environ.get(name, "") for name in _TOTALS}
+    values |= {name: gres.with_counts(total, lambda one: one * own // count) for name, total in totals.items()}
     values |= {name: _first_of(environ.get(name, ""), own) for name in _PER_NODE}
     return {name: value for name, value in values.items() if name in environ and value}
 
@@ -64,19 +63,12 @@ def on_nodes(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]
     return {**environ, **{name: value for name, value in values.items() if name in environ}}
 
 
-def _share(total: str, own: int, count: int) -> str:
-    """The part of a number that belongs to `own` of `count` nodes: "6", and "a100:6,h100:6" too."""
-    return _COUNT.sub(lambda found: str(int(found[0]) * own // count), total)
-
-
 def gpus_option(environ: Mapping[str, str], nodes: Nodes) -> str:
     """What an srun of Muster's own asks of GPUs in a job with --gpus, from the script's variables. A step that says
     nothing of those of each node may get more on one than on another, and Slurm 24.11 creates none with --overlap.
     Empty: nothing, or the number is not the same on all nodes."""
-    total, own = environ.get("SLURM_GPUS", ""), len(nodes.own)
-    if not total or any(int(count) % own for count in _COUNT.findall(total)):
-        return ""
-    return f"--gpus-per-node={environ.get('SLURM_GPUS_PER_NODE') or _share(total, 1, own)}"
+    each = gres.of_each(environ.get("SLURM_GPUS", ""), len(nodes.own))
+    return f"--gpus-per-node={environ.get('SLURM_GPUS_PER_NODE') or each}" if each else ""
 
 
 def _first_of(text: str, count: int) -> str:
