@@ -244,20 +244,18 @@ class Coordinator:
             ),
             server,
         )
-        node_pb2_grpc.add_NodeServiceServicer_to_server(
-            NodeService(
-                engine,
-                lookup,
-                settings.policy,
-                settings.rights,
-                settings.stream_limits,
-                heartbeat_s=settings.heartbeat_s,
-                resolve=settings.resolve,
-                issuing=self._issuing,
-                on_signal=self._metrics.events.note_signal,
-            ),
-            server,
+        nodes = NodeService(
+            engine,
+            lookup,
+            settings.policy,
+            settings.rights,
+            settings.stream_limits,
+            heartbeat_s=settings.heartbeat_s,
+            resolve=settings.resolve,
+            issuing=self._issuing,
+            on_signal=self._metrics.events.note_signal,
         )
+        node_pb2_grpc.add_NodeServiceServicer_to_server(nodes, server)
         self.api = api = MusterService(
             engine,
             lookup,
@@ -268,6 +266,7 @@ class Coordinator:
             reader_names=settings.reader_names,
             private_jobs=settings.private_jobs,
             goodput=self._accounts.view,
+            driver_lines=nodes.driver_lines,
         )
         api_pb2_grpc.add_MusterServicer_to_server(api, server)
         diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisService(engine, api, self._recorder), server)

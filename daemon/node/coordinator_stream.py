@@ -83,7 +83,7 @@ class NodeStream:
     `on_rules` gets the rules of signals that the coordinator sends in its answer to hello. `own_verdict` gets all
     observations and answers. `clock_offset` gets the coordinator's time. `requested_check` gets the name of the check
     that each order asks for. `hardware` returns what the node has. The coordinator gets the whole again when it has
-    changed.
+    changed. `driver_lines` returns what drivers have said that was not understood.
     """
 
     def __init__(
@@ -102,8 +102,10 @@ class NodeStream:
         clock_offset: ClockOffset | None = None,
         requested_check: RequestedCheck | None = None,
         hardware: Callable[[], Hardware] = Hardware,
+        driver_lines: Callable[[], pb.DriverLines] = pb.DriverLines,
     ) -> None:
         self._hardware = hardware
+        self._driver_lines = driver_lines
         self._requested_check = requested_check or RequestedCheck("")
         self._own_verdict = own_verdict or OwnVerdict()
         self._clock_offset = clock_offset or ClockOffset()
@@ -213,7 +215,7 @@ class NodeStream:
         """Yield what is sent: hello, then heartbeats at their times and signals as they come."""
         loop = asyncio.get_running_loop()
         state.unanswered.append(None)
-        told = hello.hello.hardware
+        told, told_lines = hello.hello.hardware, pb.DriverLines()
         yield hello
         await state.welcomed.wait()  # gRPC shows a refusal only to a caller that is not writing
         next_heartbeat_at = loop.time()
@@ -240,8 +242,11 @@ class NodeStream:
                 state.unanswered.append(None)
                 state.heartbeat_sent_at = clock.monotonic()
                 kept = [pb.KeptGang(gang_id=gang, generation=newest) for gang, newest in self._memory.kept()]
-                checked = self._requested_check.message()
-                yield pb.NodeMessage(heartbeat=pb.Heartbeat(seq=self._seq, kept=kept, checked=checked))
+                heartbeat = pb.Heartbeat(seq=self._seq, kept=kept, checked=self._requested_check.message())
+                if (lines := self._driver_lines()) != told_lines:
+                    told_lines = lines
+                    heartbeat.driver_lines.CopyFrom(lines)
+                yield pb.NodeMessage(heartbeat=heartbeat)
             else:
                 next_heartbeat_at = min(
                     next_heartbeat_at, loop.time() + self._heartbeat_s

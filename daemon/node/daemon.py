@@ -40,7 +40,7 @@ from muster.daemon.node.sensors.nvml import NvmlSensor
 from muster.daemon.node.sensors.sensor import Observation, SensorPaths, run_sensor
 from muster.daemon.node.signal_windows import SignalRule, SignalWindows
 from muster.daemon.node.watchdog import report_alive
-from muster.daemon.transport import call_binding
+from muster.daemon.transport import call_binding, job_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import ListenError, bind, make_server
 from muster.daemon.transport.identity import Credentials
@@ -127,6 +127,7 @@ class NodeDaemon:
             clock_offset=self._clock_offset,
             requested_check=self._requested_check,
             hardware=lambda: self._hardware.current,
+            driver_lines=self._driver_lines,
         )
         self._registry = CollectorRegistry()
         self._metrics = NodeMetrics(self._registry, self._values)
@@ -223,6 +224,10 @@ class NodeDaemon:
 
     def _gpus(self) -> dict[str, int]:
         return {gpu.device: gpu.index for gpu in self._nvml.gpus.current()}
+
+    def _driver_lines(self) -> node_pb2.DriverLines:
+        count, newest = sum(self._kernel_log.driver_lines.values()), self._kernel_log.newest_driver_line
+        return node_pb2.DriverLines(count=count, newest=newest[: job_limits.MAX_DRIVER_LINE_CHARS])
 
     def _values(self) -> NodeValues:
         return NodeValues(

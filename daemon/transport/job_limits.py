@@ -32,6 +32,8 @@ MAX_TEXT_CHARS = 4_096
 """Characters that are kept of a free text from an agent."""
 MAX_SIGNAL_CHARS = 1_000
 """Characters that are kept of the text of a hardware signal: one line of the kernel log."""
+MAX_DRIVER_LINE_CHARS = 200
+"""A line of a driver that was not understood, as `muster nodes -v` shows it."""
 MAX_CHECK_CHARS = 500
 """Characters that are kept of each text of a node check. The durable state holds the newest one of each node."""
 MAX_STDERR_BYTES = 512 * 1024

@@ -26,7 +26,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "node", metavar="NODE", nargs="?", help="print the history of this node; default: list all nodes"
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="show what node checks have found, too")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show what node checks have found, and what drivers said, too"
+    )
     parser.add_argument(
         "--state", type=str.upper, choices=(*NodeHealth, "UNHEARD"), action="append", metavar="STATE",
         help="nodes with this verdict; may be given several times",

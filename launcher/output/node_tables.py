@@ -67,11 +67,12 @@ class NodeFilter:
 
 
 def node_lines(nodes: Sequence[NodeView], screen: Screen, *, verbose: bool = False) -> Iterator[str]:
-    """One record for each node of the site. `verbose`: show what the newest node check has found, too."""
+    """One record for each node of the site. `verbose`: show what the newest node check has found, and what drivers said
+    that was not understood, too."""
     titles: tuple[str, ...] = (
         "node", "verdict", "job", "role", screen.titled("since"), "musterd", "heard", "leaf", "why",
     )  # fmt: skip
-    rows = [_node_row(node, screen) for node in nodes]
+    rows = [_node_row(node, screen, _driver_words(node) if verbose else "") for node in nodes]
     if verbose:
         titles = (*titles[:-1], CHECK_TITLES[0], screen.titled(CHECK_TITLES[1]), *CHECK_TITLES[2:], titles[-1])
         rows = [(*row[:-1], *check_cells(node, screen), row[-1]) for row, node in zip(rows, nodes, strict=True)]
@@ -81,19 +82,28 @@ def node_lines(nodes: Sequence[NodeView], screen: Screen, *, verbose: bool = Fal
 def history_lines(reply: NodeHistoryReply, screen: Screen) -> Iterator[str]:
     """What is to be said of the node now, then its records, the newest first."""
     yield from node_lines([reply.node], screen)
+    yield from filter(None, [_driver_words(reply.node)])
     yield ""
     rows = [(screen.time(record.at_s), record.gang_id, record.text) for record in reply.records]
     yield from table(screen, (screen.titled("time"), "gang", "what"), rows)
 
 
-def _node_row(node: NodeView, screen: Screen) -> Row:
+def _node_row(node: NodeView, screen: Screen, driver_words: str) -> Row:
     never = "never" if node.verdict == "UNHEARD" else "before the restart"  # of the coordinator
-    why = "; ".join(filter(None, (lemon_words(node), node.reason)))
+    why = "; ".join(filter(None, (lemon_words(node), node.reason, driver_words)))
     jobs = " ".join(map(str, node.slurm_job_ids))
     verdict = Coloured(node.verdict, COLOURS.get(node.verdict, ""))
     role = "" if node.role == "absent" else node.role
     since = screen.time(node.verdict_since_s)
     return node.node, verdict, jobs, role, since, attached(node.musterd_attached), heard(node, never), node.leaf, why
+
+
+def _driver_words(node: NodeView) -> str:
+    """How many lines of drivers were not understood; empty: none."""
+    if not node.driver_lines:
+        return ""
+    lines = counted(node.driver_lines, "line of a driver in trouble is", "lines of drivers in trouble are")
+    return f"{lines} not understood" + (f", the newest: {node.newest_driver_line}" if node.newest_driver_line else "")
 
 
 def lemon_words(node: NodeView) -> str:

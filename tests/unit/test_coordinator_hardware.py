@@ -22,7 +22,10 @@ from muster.fabric.model.level import Level
 from muster.fabric.model.node import Nic
 from muster.fabric.sources.node_reports import NodeReport
 from muster.launcher.fabric import ReportedDomains, ask_domains, ask_reports
-from muster.v1 import node_pb2, node_pb2_grpc
+from muster.launcher.output.node_tables import node_lines
+from muster.launcher.output.screen import Screen
+from muster.v1 import api_pb2_grpc, node_pb2, node_pb2_grpc
+from muster.v1.api_pb2 import ListRequest
 from muster.v1.common_pb2 import Adapter, Gpu, Hardware
 
 HARDWARE = Hardware(
@@ -68,6 +71,23 @@ async def test_what_a_node_has_comes_with_hello_and_again_when_it_changes(world:
         assert seen(world, "n1") == NodeReport()
         await attached(channel, "n2", None)
         assert seen(world, "n2") is None
+
+
+async def test_nodes_shows_what_drivers_said_that_was_not_understood(world: ScriptedWorld) -> None:
+    said = node_pb2.DriverLines(count=2, newest="mlx5_core 0000:c1:00.0: a new error\x1b[2J")
+    async with open_channel(world.address, world.credentials) as channel:
+        call = await attached(channel, "n1", None)
+        await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=1, driver_lines=said)))
+        await call.read()
+        api: Any = api_pb2_grpc.MusterStub(channel)
+        shown = (await api.Nodes(ListRequest())).nodes[0]
+        *_, record = node_lines([shown], Screen(), verbose=True)
+        words = (
+            "2 lines of drivers in trouble are not understood, the newest: mlx5_core 0000:c1:00.0: a new error\\x1b[2J"
+        )
+        assert record.endswith(words)
+        await attached(channel, "n1", None)  # its daemon has started again, and counts anew
+        assert not any(node.driver_lines for node in (await api.Nodes(ListRequest())).nodes)
 
 
 async def test_a_report_that_no_node_has_changes_nothing_and_ends_no_stream(world: ScriptedWorld) -> None:

@@ -612,6 +612,21 @@ async def test_a_driver_that_hangs_holds_up_neither_heartbeats_nor_the_kernel_lo
         assert (await coordinator.next("heartbeat")).heartbeat.seq > 5
 
 
+async def test_lines_of_drivers_that_were_not_understood_are_told_once_for_each_change(
+    coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path
+) -> None:
+    settings = replace(_settings(coordinator, credentials, tmp_path, ":0"), heartbeat_s=0.02)
+    async with Running(NodeDaemon(settings)):
+        await coordinator.next("heartbeat")
+        for count, line in enumerate(("nvme nvme0: a new fault", "mlx5_core 0000:c1:00.0: a new error"), 1):
+            with (tmp_path / "kmsg").open("a") as file:
+                file.write(f"4,{count},3,-;{line}\n")
+            while not (heard := (await coordinator.next("heartbeat")).heartbeat).HasField("driver_lines"):
+                pass
+            assert heard.driver_lines == pb.DriverLines(count=count, newest=line)
+            assert not (await coordinator.next("heartbeat")).heartbeat.HasField("driver_lines")
+
+
 async def test_a_restarted_daemon_misses_no_error_and_sends_none_twice(
     coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path
 ) -> None:

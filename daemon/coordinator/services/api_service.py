@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from types import MappingProxyType
 
 import grpc
 import grpc.aio
@@ -61,6 +62,7 @@ from muster.slurm.client.types import Job, Unknown
 from muster.v1 import api_pb2 as pb
 from muster.v1 import api_pb2_grpc
 from muster.v1.common_pb2 import JobSpec
+from muster.v1.node_pb2 import DriverLines
 
 _Context = grpc.aio.ServicerContext[object, object]
 
@@ -88,9 +90,11 @@ class MusterService(api_pb2_grpc.MusterServicer):
         reader_names: ReaderNames | None = None,
         private_jobs: bool = False,
         goodput: views.GoodputOf = views.no_goodput,
+        driver_lines: Mapping[str, DriverLines] = MappingProxyType({}),
     ) -> None:
         """`private_jobs`: nodes that no job of the caller has are shown to operators only. So they are if Slurm hides
-        jobs or nodes. `goodput`: the account of a gang until now."""
+        jobs or nodes. `goodput`: the account of a gang until now. `driver_lines`: as in NodeService."""
+        self._driver_lines = driver_lines
         self.stream_limits = stream_limits
         self.side = own_side("the coordinator")
         self._site_calls = UserCalls(site_calls, "calls for all nodes or all jobs")
@@ -341,6 +345,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
             of_all_jobs=of_all, of_all_nodes=of_all or not private,
         )  # fmt: skip
         for count, view in enumerate(called):
+            self._add_driver_lines(view, with_text=of_all)
             reply.nodes.append(view)
             if count % NODES_PER_LOOP_TURN == NODES_PER_LOOP_TURN - 1:
                 await asyncio.sleep(0)
@@ -361,8 +366,13 @@ class MusterService(api_pb2_grpc.MusterServicer):
             )  # fmt: skip
             if view is None:
                 raise not_found(f"{node[:80]!r} is no node that you may see: muster nodes lists them")
+            self._add_driver_lines(view, with_text=of_all)
             records, before = self._node_records(node, request)
         return pb.NodeHistoryReply(node=view, records=map(record_message, records), before=before)
+
+    def _add_driver_lines(self, view: pb.NodeView, *, with_text: bool) -> None:
+        if said := self._driver_lines.get(view.node):
+            view.driver_lines, view.newest_driver_line = said.count, said.newest if with_text else ""
 
     def _node_records(self, node: str, request: pb.NodeHistoryRequest) -> tuple[list[Record], int]:
         def read(before: int, limit: int) -> list[Record]:

@@ -37,6 +37,7 @@ from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
 from muster.daemon.host.name_resolution import NameUnresolved
+from muster.daemon.host.plain_text import cut
 from muster.daemon.transport import call_binding, job_limits
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
@@ -88,6 +89,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     ) -> None:
         """`issuing` issues the certificates of node daemons; None: connections are plain text. `on_signal` is told the
         kind and code of each signal, and the action that follows."""
+        self.driver_lines: dict[str, pb.DriverLines] = {}
+        """For each node that has said it: the lines of drivers that were not understood."""
         self._on_signal = on_signal
         self._certificates = CertificateIssuer(issuing)
         self._rights = rights
@@ -147,6 +150,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self, hello: pb.NodeHello, certificate: bytes, messages: AsyncIterator[pb.NodeMessage], context: _Context
     ) -> None:
         self._engine.post(_attached(hello, current_caller().address))
+        self.driver_lines.pop(hello.node, None)  # a daemon that has started anew counts from 0
         self._post_hardware(hello.node, hello)
         release = compatibility.to_wire(self._side)
         first = pb.NodeOrder(certificate=certificate, rules=self._rules, unfit=self._unfit, release=release)
@@ -192,6 +196,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         if message.HasField("heartbeat"):
             self._engine.post(events.NodeHeartbeat(node))
             self._post_check(node, message.heartbeat)
+            self._note_driver_lines(node, message.heartbeat)
             return message.heartbeat.seq
         self._post_hardware(node, message)
         if message.HasField("signal"):
@@ -226,6 +231,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         found = conversion.node_check(checked.check)
         if found is not None and checked.request and checked.request == self._wanted_check(node):
             self._engine.post(events.NodeCheckReported(node, checked.request, found))
+
+    def _note_driver_lines(self, node: str, heartbeat: pb.Heartbeat) -> None:
+        if heartbeat.HasField("driver_lines"):
+            said = heartbeat.driver_lines
+            newest = cut(said.newest, job_limits.MAX_DRIVER_LINE_CHARS)
+            self.driver_lines[node] = pb.DriverLines(count=said.count, newest=newest)
 
     def _wanted_check(self, node: str) -> str:
         return self._engine.core.wanted_check(node, self._engine.clock.now())

@@ -45,11 +45,12 @@ def driver_in_trouble(record: KernelRecord) -> str:
 
 
 class DriverLines:
-    """What was counted. `counts`, `newest`: the lines of each driver, and the newest one."""
+    """What was counted. `counts`, `newest`: the lines of each driver, and the newest one. `last`: the newest of all."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.newest: dict[str, str] = {}
+        self.last = ""
         self._understood_at: dict[str, float] = {}
         self._shown_at: dict[str, float] = {}
 
@@ -67,7 +68,7 @@ class DriverLines:
         if 0 <= now - self._understood_at.get(driver, float("-inf")) < DETAILS_S:
             return ""
         self.counts[driver] += 1
-        self.newest[driver] = one_line(record.message)
+        self.newest[driver] = self.last = one_line(record.message)
         if now - self._shown_at.get(driver, float("-inf")) < SHOWN_S:
             return ""
         self._shown_at[driver] = now

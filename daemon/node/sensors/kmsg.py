@@ -46,6 +46,11 @@ class KernelLogSensor:
         """For each driver: its lines that speak of trouble and were not understood."""
         return dict(self._errors.lines.counts)
 
+    @property
+    def newest_driver_line(self) -> str:
+        """The newest of these lines; empty: there was none."""
+        return self._errors.lines.last
+
     async def watch(self, report: Report) -> None:
         """See Sensor.watch."""
         log = open_kernel_log(self._roots.kmsg)

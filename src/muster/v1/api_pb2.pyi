@@ -280,6 +280,8 @@ class NodeView(_message.Message):
     VERDICT_SINCE_S_FIELD_NUMBER: _builtins.int
     SIGNALS_FIELD_NUMBER: _builtins.int
     POD_FIELD_NUMBER: _builtins.int
+    DRIVER_LINES_FIELD_NUMBER: _builtins.int
+    NEWEST_DRIVER_LINE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     verdict: _builtins.str
     """The node's health: FIT, LOST, ... as in docs/STATES.md. In a NodesReply also UNHEARD: Slurm has the node, but no
@@ -316,6 +318,11 @@ class NodeView(_message.Message):
     """Since when it has its verdict (seconds since the epoch); 0: it was never judged, or was FIT from the start."""
     pod: _builtins.str
     """The switch of the second tier above its leaf, or the ring or torus that it is in; empty: none."""
+    driver_lines: _builtins.int
+    """In a NodesReply: lines of drivers in its kernel log that speak of trouble and that Muster does not understand, since
+    its daemon's start. The newest one, for operators only: a line may tell of other users' processes.
+    """
+    newest_driver_line: _builtins.str
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """In a NodesReply: the jobs that hold the node, if they are Muster's and the caller may see them."""
@@ -353,10 +360,12 @@ class NodeView(_message.Message):
         verdict_since_s: _builtins.float = ...,
         signals: _abc.Iterable[_builtins.str] | None = ...,
         pod: _builtins.str = ...,
+        driver_lines: _builtins.int = ...,
+        newest_driver_line: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node_check", b"node_check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bandwidth", b"adapter_bandwidth", "agent_attached", b"agent_attached", "checked_in_job", b"checked_in_job", "checked_s", b"checked_s", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "node_check", b"node_check", "nvlink_domain", b"nvlink_domain", "pod", b"pod", "reason", b"reason", "role", b"role", "signals", b"signals", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "verdict_since_s", b"verdict_since_s", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bandwidth", b"adapter_bandwidth", "agent_attached", b"agent_attached", "checked_in_job", b"checked_in_job", "checked_s", b"checked_s", "driver_lines", b"driver_lines", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "newest_driver_line", b"newest_driver_line", "node", b"node", "node_check", b"node_check", "nvlink_domain", b"nvlink_domain", "pod", b"pod", "reason", b"reason", "role", b"role", "signals", b"signals", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "verdict_since_s", b"verdict_since_s", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -112,6 +112,7 @@ class Heartbeat(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     CHECKED_FIELD_NUMBER: _builtins.int
+    DRIVER_LINES_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     @_builtins.property
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
@@ -121,20 +122,50 @@ class Heartbeat(_message.Message):
     def checked(self) -> Global___RequestedCheck:
         """The check that the coordinator has asked for, once it has ended."""
 
+    @_builtins.property
+    def driver_lines(self) -> Global___DriverLines:
+        """Absent: as on this stream before, or none."""
+
     def __init__(
         self,
         *,
         seq: _builtins.int = ...,
         kept: _abc.Iterable[Global___KeptGang] | None = ...,
         checked: Global___RequestedCheck | None = ...,
+        driver_lines: Global___DriverLines | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "driver_lines", b"driver_lines"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "kept", b"kept", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "driver_lines", b"driver_lines", "kept", b"kept", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class DriverLines(_message.Message):
+    """Lines of drivers in the kernel log that speak of trouble and were not understood, since the daemon's start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    newest: _builtins.str
+    """At most 200 characters."""
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        newest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "newest", b"newest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DriverLines: _TypeAlias = DriverLines  # noqa: Y015
 
 @_typing.final
 class RequestedCheck(_message.Message):
