@@ -22,7 +22,7 @@ from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.batch.batch_process import RemoteCoordinator, run_batch
 from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
-from muster.daemon.agent.batch.srun import Allocation, segment_of
+from muster.daemon.agent.batch.srun import Allocation
 from muster.daemon.agent.ending import INTERRUPTED
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
 from muster.daemon.agent.launch import task_binding
@@ -86,28 +86,13 @@ def batch(options: argparse.Namespace) -> int:
     )
     remote = RemoteCoordinator(site.coordinator, site.credentials(), run, site.trust())
     seen = Hooked(Summarised(remote, spec.run_dir, options.gang), spec.hooks, spec.run_dir) if spec else remote
-    return asyncio.run(run_batch(options.command, seen, _allocation(spec, run) if spec else None))
+    allocation = Allocation.of(spec, run.slurm_job_id, run.slurm_restart_count, os.environ) if spec else None
+    return asyncio.run(run_batch(options.command, seen, allocation))
 
 
 def _load_site(options: argparse.Namespace) -> Site:
     return Site.load(
         coordinator=options.coordinator, auth=options.auth, connections=options.connections, config=options.config
-    )
-
-
-def _allocation(spec: JobSpec, run: BatchRef) -> Allocation:
-    """Read what Slurm says in the environment about this run of the job."""
-    nodes, host = int(os.environ.get("SLURM_JOB_NUM_NODES", 0)), os.environ.get("SLURMD_NODENAME", "")
-    needed = spec.min_nodes or spec.nodes
-    return Allocation(
-        run.slurm_job_id,
-        nodes,
-        needed,
-        spec.requeue,
-        host,
-        run.slurm_restart_count,
-        nodes=os.environ.get("SLURM_JOB_NODELIST", ""),
-        segment=segment_of(os.environ),
     )
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster.slurm.client.parsing import hostlist
+from muster.v1.common_pb2 import JobSpec
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,13 @@ class Allocation:
     scancel: str = "scancel"
     nodes: str = ""
     segment: int = 0
+
+    @classmethod
+    def of(cls, spec: JobSpec, job_id: int, restart_count: int, environ: Mapping[str, str]) -> Allocation:
+        """What Slurm's variables in `environ` say of a job."""
+        count, host = int(environ.get("SLURM_JOB_NUM_NODES", 0)), environ.get("SLURMD_NODENAME", "")
+        nodes, needed = environ.get("SLURM_JOB_NODELIST", ""), spec.min_nodes or spec.nodes
+        return cls(job_id, count, needed, spec.requeue, host, restart_count, nodes=nodes, segment=segment_of(environ))
 
     def command(self, srun: Sequence[str], lost: Sequence[str]) -> list[str]:
         """srun's command line for all nodes except `lost`."""

@@ -21,7 +21,7 @@ from muster.daemon.agent.batch.batch_process import (
 )
 from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
-from muster.daemon.agent.batch.srun import Allocation, Step, segment_of
+from muster.daemon.agent.batch.srun import Allocation, Step
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.start_checks import meeting_address, node_problems
 from muster.daemon.agent.user_script import launch, output_options, own_nodes, rank_binding, script_job
@@ -87,17 +87,7 @@ def run(
     kept = output_options.srun_words(words, environ, output, decision.kind)
     gpus = own_nodes.gpus_option(environ, nodes)
     argv = launch.agents_srun(srun, job.settings.agent, decision, words, len(nodes.all), sorted(site), kept, gpus)
-    host = nodes.own[0]
-    allocation = Allocation(
-        job.job_id,
-        len(nodes.all),
-        spec.min_nodes,
-        spec.requeue,
-        host,
-        job.restarts,
-        nodes=environ.get("SLURM_JOB_NODELIST", ""),
-        segment=segment_of(environ),
-    )
+    allocation = Allocation.of(spec, job.job_id, job.restarts, own_nodes.on_nodes(environ, nodes.all))
     sys.stdout.flush()
     code = asyncio.run(run_batch(argv, _seen(job, remote), allocation, LAUNCH_OF_SCRIPT, _FORWARDED, ends_step=True))
     tell_if_nothing_started(job, words, remote, code)
