@@ -187,8 +187,6 @@ async def _code_of_launch(
         await _wait_or_kill(srun, timing)
         return _code_of(view, step.interrupted)
     code = await srun.wait()
-    if step.interrupted:
-        return await _final_after_interrupt(coordinator, timing, step.interrupted)
     if code and signal.SIGINT in step.asked_to_end:
         code = exit_codes.EXIT_CANCELLED
     found = srun.failed_nodes - lost_nodes
@@ -275,10 +273,11 @@ async def _poll_beside_srun(
 async def _poll_after_srun(
     code: int, coordinator: Coordinator, timing: PollTiming, step: Step, *, may_relaunch: bool
 ) -> int | None:
-    """Poll after srun's end. Return the exit code; None: no agent is left, and srun may be started again."""
+    """Poll after srun's end; if the user has ended it, not for ever. Return the exit code; None: no agent is left, and
+    srun may be started again."""
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
-    unknown, no_agent_count, job = 0, 0, step.allocation.job_id
-    is_told = code >= 0
+    unknown, no_agent_count, answers, job, ended_by = 0, 0, 0, step.allocation.job_id, step.interrupted
+    is_told = code >= 0 or ended_by is not None
     while True:
         view = await coordinator.view(LaunchState(interrupted=step.interrupted_by))
         is_unknown = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and view.awaits_launch)
@@ -289,6 +288,10 @@ async def _poll_after_srun(
             of = view.slurm_job_ids[0]
             log.error("the gang belongs to job %d, not to this job: submit it with muster, not its script", of)
             return EXIT_NOT_OWN_GANG
+        attached, answers = isinstance(view, GangView) and _any_agent_attached(view), answers + 1
+        none_was_there = view is not ViewFailure.NO_ANSWER and not attached
+        if ended_by and (none_was_there or answers >= timing.interrupt_answers):
+            return exit_codes.of_shell(-ended_by)
         left = isinstance(view, GangView) and _gathers_without_agents(view)
         if not is_told and isinstance(view, GangView) and not is_unknown and not left:
             is_told = True
@@ -297,13 +300,8 @@ async def _poll_after_srun(
                 -code,
             )
         no_agent_count = no_agent_count + 1 if left else 0
-        if (
-            isinstance(view, GangView)
-            and code != 0
-            and left
-            and (no_agent_count >= timing.no_agent_answers or not _any_agent_attached(view))
-        ):
-            when = "and its agents are gone" if _any_agent_attached(view) else "before any agent attached"
+        if code != 0 and left and (no_agent_count >= timing.no_agent_answers or not attached):
+            when = "and its agents are gone" if attached else "before any agent attached"
             if may_relaunch and not step.asked_to_end:
                 log.warning("srun ended with status %d %s: starting srun again", code, when)
                 return None
@@ -379,18 +377,6 @@ async def _kill_step(step: Step) -> None:
 async def _signal_step(step: Step, number: signal.Signals) -> None:
     if refused := await step.signal(number):
         log.warning("%s was not sent to the ranks: %s", number.name, refused)
-
-
-async def _final_after_interrupt(coordinator: Coordinator, timing: PollTiming, number: signal.Signals) -> int:
-    """A signal has ended srun: wait for the end of the gang, if agents were there, but not for ever."""
-    for _ in range(timing.interrupt_answers):
-        view = await coordinator.view()
-        if isinstance(view, GangView) and view.final:
-            return _code_of(view, number)
-        if view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and not _any_agent_attached(view)):
-            break
-        await asyncio.sleep(timing.poll_s)
-    return exit_codes.of_shell(-number)
 
 
 def _code_of(view: GangView, interrupted: signal.Signals | None) -> int:
