@@ -29,7 +29,7 @@ def check(data: bytes) -> None:
         assert as_device is None or as_device == record
         assert 0 <= record.level <= 7
         error = parser.parse(record)
-        if error is None:
+        if not error:
             continue
         assert record.facility == KERNEL_FACILITY
         assert not record.fragment or record.message.startswith(_FLAGGED_STARTS)

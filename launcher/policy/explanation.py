@@ -60,7 +60,7 @@ def _mistake(signal: str, policy: Policy) -> str:
 def _of_line(line: str, policy: Policy, site: str) -> Iterator[str]:
     record = read_line(line.encode(errors="surrogateescape")).record
     error = KernelErrorParser().parse(record)
-    if error is None:
+    if not error:
         yield "this means nothing to Muster: no signal, and nothing follows from it"
         yield f"  {_reason_for_silence(record.facility, record.fragment)}"
         if driver := driver_in_trouble(record):

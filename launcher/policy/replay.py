@@ -92,7 +92,8 @@ class Replay:
             self._now, self._time = line.at, line.time
         if line.record.facility != KERNEL_FACILITY:
             self.counts.of_programs += 1
-        if error := self._errors.new_error(line.record, self._now):
+        error, _ = self._errors.read(line.record, self._now)
+        if error:
             self.counts.errors += 1
             self._windows.report(observation(error, self._now))
 

@@ -149,7 +149,7 @@ async def test_an_illegal_access_of_a_program_is_in_the_log_and_blames_no_node(t
             async for kernel_record in log.follow():
                 records.append(repr(kernel_record))
                 record("illegal_access.json", records)
-                error = errors.new_error(kernel_record, time.monotonic())
+                error, _ = errors.read(kernel_record, time.monotonic())
                 if error and error.kind == "xid":
                     break
     assert error

@@ -140,8 +140,8 @@ def _finds(record: KernelRecord) -> bool:
     return _concerns_the_node(KernelErrorParser().parse(record))
 
 
-def _concerns_the_node(error: KernelError | None) -> bool:
-    return error is not None and error.kind not in OF_PROCESSES
+def _concerns_the_node(error: object) -> bool:
+    return isinstance(error, KernelError) and error.kind not in OF_PROCESSES
 
 
 def test_no_message_that_names_a_process_is_held_against_the_node() -> None:

@@ -268,11 +268,10 @@ async def test_a_sensor_that_fails_is_started_again(caplog: pytest.LogCaptureFix
 
 def test_no_name_of_a_control_group_is_counted_as_the_trouble_of_a_driver() -> None:
     errors, words = KernelErrors(), "mlx5_core 0000:3b:00.0: a new fatal error"
-    errors.new_error(KernelRecord(0, 6, 1, False, "oom-kill:constraint=CONSTRAINT_NONE,cpuset=", 100.0), 1.0)
-    errors.new_error(KernelRecord(0, 6, 2, True, words, 100.0), 1.0)
-    assert (errors.line, dict(errors.lines.counts)) == ("", {})
-    errors.new_error(KernelRecord(0, 3, 3, False, words, 101.0), 2.0)
-    assert (errors.line, dict(errors.lines.counts)) == (words, {"mlx5_core": 1})
+    errors.read(KernelRecord(0, 6, 1, False, "oom-kill:constraint=CONSTRAINT_NONE,cpuset=", 100.0), 1.0)
+    assert errors.read(KernelRecord(0, 6, 2, True, words, 100.0), 1.0) == (None, "")
+    assert errors.read(KernelRecord(0, 3, 3, False, words, 101.0), 2.0) == (None, words)
+    assert dict(errors.lines.counts) == {"mlx5_core": 1}
 
 
 def test_a_storm_of_different_errors_takes_no_more_memory() -> None:

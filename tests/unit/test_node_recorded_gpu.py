@@ -51,6 +51,6 @@ def test_a_fault_of_a_program_is_found_in_the_log_of_a_real_driver(gpu: str, cod
     lines = (HERE / "kernel_log" / f"nvidia_{gpu}.txt").read_bytes().splitlines(keepends=True)
     records = [parse_record(line) for line in lines if not line.startswith(b"#")]
     errors = KernelErrors()
-    found = [error for record in records if record and (error := errors.new_error(record, record.at or 0.0))]
+    found = [error for record in records if record and (error := errors.read(record, record.at or 0.0)[0])]
     assert [(error.kind, error.code, error.device) for error in found] == [("xid", one, "0000:00:06") for one in codes]
     assert {Policy.load().decide("xid", one).action for one in codes} == {"rank"}

@@ -35,19 +35,20 @@ class RecentErrors:
 
 
 class KernelErrors:
-    """Reads record after record. `lines`: counts what was not understood. `line`: what of the newest record to show."""
+    """Reads record after record. `lines`: counts what was not understood."""
 
     def __init__(self, lines: DriverLines | None = None) -> None:
         self._parser, self._recent = KernelErrorParser(), RecentErrors()
-        self.lines, self.line = lines or DriverLines(), ""
+        self.lines = lines or DriverLines()
 
     @property
     def not_understood(self) -> int:
         """Messages of errors of NVIDIA's driver that could not be read."""
         return self._parser.not_understood
 
-    def new_error(self, record: KernelRecord, now: float) -> KernelError | None:
-        """The error of which the record tells; None if it tells of none, or repeats one. `now`: as in `is_new`."""
+    def read(self, record: KernelRecord, now: float) -> tuple[KernelError | None, str]:
+        """The error of which the record tells; None if it tells of none, or repeats one. And what of it is to be
+        shown (`DriverLines.note`). `now`: as in `is_new`."""
         error = self._parser.parse(record)
-        self.line = "" if self._parser.may_be_a_name else self.lines.note(record, error is not None, now)
-        return error if error and self._recent.is_new(error, now) else None
+        line = "" if error is False else self.lines.note(record, error is not None, now)
+        return error if error and self._recent.is_new(error, now) else None, line

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Literal
 
 from muster.daemon.node.kernel.host_errors import FirmwareErrors, host_error
 from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY, KernelError, KernelRecord, one_line
@@ -127,20 +128,17 @@ class KernelErrorParser:
         self._firmware = FirmwareErrors()
         self._name_ahead_at = -math.inf
         self.not_understood = 0
-        self.may_be_a_name = False
-        """The newest record was a fragment that a user can have written."""
 
-    def parse(self, record: KernelRecord) -> KernelError | None:
-        """Return the error in the record, or None."""
+    def parse(self, record: KernelRecord) -> KernelError | Literal[False] | None:
+        """Return the error in the record, or None. False: a user can have written the record, which is a fragment."""
         if record.facility != KERNEL_FACILITY:
             return None
         beginning, self._beginning = self._beginning, ""
         message = record.message
         if _NAME_AHEAD.fullmatch(message):
             self._name_ahead_at = record.at or 0.0
-        self.may_be_a_name = record.fragment and not self._is_drivers(record)
-        if self.may_be_a_name:
-            return None
+        if record.fragment and not self._is_drivers(record):
+            return False
         if not message.startswith(_DRIVER_STARTS):
             error = self._error_of_host(message.rstrip())  # nearly every record: none
             return None if error and _is_of_packet(message) else error

@@ -61,11 +61,12 @@ class KernelLogSensor:
             self._errors = errors
             _begin(log.existing_records(), position, errors, report, self._now())
             async for record in log.follow():
-                if error := errors.new_error(record, self._now()):
+                error, line = errors.read(record, self._now())
+                if error:
                     _log.warning("hardware error: %s", error.text)
                     report(observation(error, clock.wall(), position.begin(record.sequence)))
-                elif errors.line:
-                    _log.info("a driver speaks of trouble in words that Muster does not know: %s", errors.line)
+                elif line:
+                    _log.info("a driver speaks of trouble in words that Muster does not know: %s", line)
 
     def _kept_position(self) -> LogPosition:
         """The position of this process: observations of an earlier `watch` may still wait for the coordinator."""
@@ -97,7 +98,7 @@ def _report_missed(
     wall = clock.wall()
     for record in existing:
         at = now if record.at is None else min(record.at, now)
-        error = errors.new_error(record, at)
+        error, _ = errors.read(record, at)
         if error is None or record.sequence is None or record.sequence <= handled:
             continue
         if now - at > MAX_AGE_S:
