@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +20,7 @@ from muster.daemon.coordinator.accounting.account_store import FILE, AccountStor
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.diagnosis.side_database import SideDatabaseError
 from muster.daemon.coordinator.goodput.intervals import Category, Fault, FaultKind, Interval, Measured, Wait
+from muster.daemon.host import clock
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.channel import open_channel
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, goodput_pb2, goodput_pb2_grpc
@@ -101,6 +103,27 @@ async def test_the_account_of_a_recovery_outlives_the_coordinator_and_the_store(
         after = await account(world, goodput_pb2.GOODPUT_GROUP_CAUSE)
         for category in ("detect", "fence", "place"):
             assert after["crash"].get(category) == before["crash"].get(category)
+
+
+async def test_what_is_settled_while_the_store_is_read_is_in_the_account(world: ScriptedWorld) -> None:
+    assert world.coordinator
+    accounts, until, store_answers = world.coordinator._accounts, clock.wall(), threading.Event()
+
+    async def node_s() -> dict[str, float]:
+        found = await accounts.summary(1.0, until, "job", None)
+        return found[0].node_s if found else {}
+
+    def slow_disk() -> None:
+        store_answers.wait(60)
+
+    accounts._thread.write(slow_disk)
+    meanwhile = asyncio.create_task(node_s())
+    try:
+        await world.agents["n1"].end_ranks(1)
+        await world.wait_for_duty("RUN 2", ["n1", "n2"])
+    finally:
+        store_answers.set()
+    assert sum((await meanwhile).values()) == pytest.approx(sum((await node_s()).values()))
 
 
 async def test_what_agents_measure_of_a_generation_is_no_useful_time(world: ScriptedWorld) -> None:

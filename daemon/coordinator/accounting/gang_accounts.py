@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -108,6 +109,8 @@ class GangAccounts:
         self._accounts: dict[str, GangAccount] = {}
         self._charged: dict[str, str] = {}
         """By gang that lives: the account that Slurm charges. What a job says of itself counts until that is known."""
+        self._summaries: dict[int, defaultdict[str, list[Interval]]] = {}
+        """What is settled, by gang, while each summary is made: the store was read before."""
         self.is_complete = False
         """No account is still made again after the start."""
         engine.on_facts.append(self.note_facts)
@@ -175,15 +178,20 @@ class GangAccounts:
         """What was used between two moments, by one of account_store.KEYS; what has lost most first. None: the store
         can't be read."""
         now = self._engine.clock.now()  # later, a gang would have time after `until`, and its last steps would be cut
-        rows = await self._thread.read(lambda: self._store.summary(since, until, by, reader))
-        if rows is None:
-            return None
-        for id, account in list(self._accounts.items()):
-            if account.job.is_shown_to(reader):
-                step = self._newest_step(self._engine.core.state.gangs.get(id), account)
-                for one in account.ledger.unsettled(now, step):
-                    _add(rows, account, one, since, until, by)
-                await asyncio.sleep(0)
+        accounts, settled_since = dict(self._accounts), defaultdict[str, list[Interval]](list)
+        self._summaries[id(settled_since)] = settled_since
+        try:
+            rows = await self._thread.read(lambda: self._store.summary(since, until, by, reader))
+            if rows is None:
+                return None
+            for gang, account in accounts.items():
+                if account.job.is_shown_to(reader):
+                    step = self._newest_step(self._engine.core.state.gangs.get(gang), account)
+                    for one in (*settled_since[gang], *account.ledger.unsettled(now, step)):
+                        _add(rows, account, one, since, until, by)
+                    await asyncio.sleep(0)
+        finally:
+            del self._summaries[id(settled_since)]
         return sorted(rows.values(), key=lambda row: (not row.key, -row.lost_gpu_s, row.key))
 
     def close(self) -> None:
@@ -234,6 +242,8 @@ class GangAccounts:
     def _keep(
         self, account: GangAccount, settled: Sequence[Interval], *, anew: bool = False, complete: bool = False
     ) -> None:
+        for settled_since in self._summaries.values():
+            settled_since[account.job.gang] += settled
         job = replace(account.job, complete=complete or account.ledger.over)
         waits, leaves = account.ledger.take_waits(), dict(account.leaves)
         self._thread.write(lambda: self._store.note(job, leaves, settled, waits, anew=anew))
