@@ -110,10 +110,10 @@ def test_memory_without_a_descriptor_left_is_refused_with_the_reason(monkeypatch
         SealedMemory("some", 4096, sparse=True)
 
 
-def proc(tmp_path: Path, available_kb: int, *groups: str) -> Path:
+def proc(tmp_path: Path, available_kb: int, *groups: str, total_kb: int = 99) -> Path:
     folder = tmp_path / "proc"
     (folder / "self").mkdir(parents=True)
-    (folder / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {available_kb} kB\n")
+    (folder / "meminfo").write_text(f"MemTotal: {total_kb} kB\nMemAvailable:   {available_kb} kB\n")
     (folder / "self/cgroup").write_text("".join(f"{group}\n" for group in groups))
     return folder
 
@@ -122,6 +122,7 @@ def limited(group: Path, limit: str, v1: bool) -> None:
     """A cgroup with 4096 bytes in use. Of these, 4096 bytes are files that are no shared memory: they make way."""
     group.mkdir(parents=True, exist_ok=True)
     (group / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(limit + "\n")
+    (group / "memory.high").write_text("max\n")
     (group / ("memory.usage_in_bytes" if v1 else "memory.current")).write_text("4096\n")
     stat = "cache 7\nshmem 8\ntotal_cache 5096\ntotal_shmem 1000\n" if v1 else "anon 0\nfile 5096\nshmem 1000\n"
     (group / "memory.stat").write_text(stat)
@@ -154,6 +155,21 @@ def test_a_limit_counts_whatever_is_in_use_of_it(tmp_path: Path, v1: bool) -> No
     found = memory_limit(proc(tmp_path, 1024, *lines), tmp_path / "cgroup")
     assert found is not None
     assert (found.of_bytes, found.limit) == (5 << 10, f"the memory limit of the cgroup {root}/job")
+
+
+@pytest.mark.parametrize("job", ["s105M8HKECYE00", "job_1"])  # of Slurm 26.05, and with CgroupJobIdPaths=yes
+@pytest.mark.parametrize("allowed", ["629145600", "754974720"])
+def test_slurm_limits_job_and_step_to_what_was_asked_for_with_version_2(tmp_path: Path, job: str, allowed: str) -> None:
+    """The tree of a task with --mem=600. AllowedRAMSpace=120 adds to memory.max, not to memory.high."""
+    step = f"system.slice/n0_slurmstepd.scope/{job}/step_0"
+    task = tmp_path / "cgroup" / step / "user/task_0"
+    for folder in (task, *task.parents[:5]):
+        limited(folder, "max", v1=False)
+    for folder in (task.parent, task.parents[2]):
+        limited(folder, allowed, v1=False)
+        (folder / "memory.high").write_text("629145600\n")
+    found = memory_limit(proc(tmp_path, 1 << 20, f"0::/{step}/user/task_0", total_kb=1 << 22), tmp_path / "cgroup")
+    assert found == MemoryLeft(629145600, f"the memory limit of the cgroup {task.parent}", 629145600)
 
 
 @pytest.mark.parametrize(

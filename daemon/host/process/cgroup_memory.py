@@ -1,8 +1,9 @@
 """How much memory this process may still allocate: the least of what the node and each enclosing cgroup allow.
 
-Slurm, containers and systemd set such limits. Whoever goes beyond one is killed, not refused. Both versions of cgroups
-are read; the memory controller is in one of them. A container may show its own limit at the root of what it sees, and a
-path of the host that it doesn't see: so the root counts, and folders that are not there don't.
+Slurm, containers and systemd set such limits. Whoever goes beyond one is killed, not refused; beyond memory.high of
+version 2, which Slurm sets to what the job asked for, the kernel lets it hardly run. Both versions of cgroups are read;
+the memory controller is in one of them. A container may show its own limit at the root of what it sees, and a path of
+the host that it doesn't see: so the root counts, and folders that are not there don't.
 """
 
 from collections.abc import Iterator
@@ -24,19 +25,20 @@ class MemoryLeft:
 
 @dataclass(frozen=True)
 class _Version:
-    """The files of one version of cgroups. `cache`, `shared`: in memory.stat, all files in memory, and those of them
-    that the kernel can't drop. `kills`: the file with how many processes were killed for want of memory.
+    """The files of one version of cgroups. `limits`: the narrowest of them counts. `cache`, `shared`: in memory.stat,
+    all files in memory, and those of them that the kernel can't drop. `kills`: the file with how many processes were
+    killed for want of memory.
     """
 
-    limit: str
+    limits: tuple[str, ...]
     used: str
     cache: str
     shared: str
     kills: str
 
 
-_V1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem", "memory.oom_control")
-_V2 = _Version("memory.max", "memory.current", "file", "shmem", "memory.events")
+_V1 = _Version(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_cache", "total_shmem", "memory.oom_control")
+_V2 = _Version(("memory.max", "memory.high"), "memory.current", "file", "shmem", "memory.events")
 
 
 def memory_left(proc: Path = PROC, cgroup: Path = CGROUP) -> MemoryLeft | None:
@@ -86,12 +88,13 @@ def _limits(version: _Version, root: Path, folder: Path) -> Iterator[MemoryLeft]
     """The limits of a cgroup and of those around it."""
     while root in (folder, *folder.parents):
         try:
-            limit = (folder / version.limit).read_text().strip()
+            limits = [text for name in version.limits if (text := (folder / name).read_text().strip()) != "max"]
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            if limit != "max":
+            if limits:
                 # Its page cache counts as free, because the kernel can drop it.
                 used = int((folder / version.used).read_text()) - int(stat[version.cache]) + int(stat[version.shared])
-                yield MemoryLeft(max(0, int(limit) - used), f"the memory limit of the cgroup {folder}", int(limit))
+                limit = min(map(int, limits))
+                yield MemoryLeft(max(0, limit - used), f"the memory limit of the cgroup {folder}", limit)
         except (OSError, KeyError, ValueError):
             pass  # no limit here: the folder is not there, or the memory controller is not on
         folder = folder.parent
