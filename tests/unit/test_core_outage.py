@@ -200,9 +200,32 @@ def test_a_few_nodes_whose_ranks_outlive_the_kill_are_unfit_at_once() -> None:
     assert out_of_service(world) == ["n0", "n1"]
 
 
-def test_ranks_that_outlive_the_kill_for_a_minute_make_their_nodes_unfit_however_many_they_are() -> None:
+def test_ranks_that_outlive_the_kill_for_a_minute_on_many_nodes_cost_no_node_its_service() -> None:
     world = standing_still(80.0)
     world.run_for(58.0)
-    assert out_of_service(world) == []
+    assert world.facts(facts.MemberRemoved) == []
     world.run_for(5.0)
-    assert len(out_of_service(world)) > 2
+    assert len(world.facts(facts.MemberRemoved)) > 2
+    blames_none(world)
+
+
+def test_a_storage_that_hangs_for_all_nodes_of_a_small_job_costs_none_its_service() -> None:
+    world = Scenario(3, 1, idle_nodes=40)
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= 6)
+    seats = [seat.node for seat in world.gang.roster.seats]
+    for name in seats:
+        world.machines[name].ranks_unkillable_until = world.now + 80.0
+    world.kill_rank(seats[0])
+    world.run_for(70.0)
+    assert {fact.node for fact in world.facts(facts.MemberRemoved)} == set(seats[1:])
+    blames_none(world)
+
+
+def blames_none(world: Scenario) -> None:
+    """The job has left nodes, none of which is out of service or drained."""
+    left = [fact.node for fact in world.facts(facts.MemberRemoved)]
+    withheld = world.facts(facts.ActionWithheld)
+    assert [fact.node for fact in withheld] == left
+    assert all("the nodes share the cause" in fact.reason for fact in withheld)
+    assert out_of_service(world) == []
+    assert not [call for call in world.slurm if call.verb in ("drain", "down")]

@@ -97,7 +97,7 @@ def _kill_timeout_at(gang_turn: GangTurn, member: Member) -> float:
 
 
 def take_out_if_stuck(gang_turn: GangTurn, member: Member) -> None:
-    """Take the node out of service if its ranks outlive SIGKILL."""
+    """Take the node out of service if its ranks outlive SIGKILL. It is not drained if those on many nodes do."""
     timeout_at = _kill_timeout_at(gang_turn, member)
     if timeout_at == inf:
         return
@@ -105,7 +105,11 @@ def take_out_if_stuck(gang_turn: GangTurn, member: Member) -> None:
         gang_turn.turn.tick_at(timeout_at)
     elif not member.removed and not _waits_for_many_stuck(gang_turn):
         reason = f"ranks on {member.node} could not be killed within {KILL_TIMEOUT_S:.0f} s{_left(gang_turn, member)}"
-        circuit_breaker.drain_if_run_has_node(gang_turn.turn, gang_turn.gang, member, reason)
+        if gang_turn.now - gang_turn.turn.observed.many_stuck_at < outage.STUCK_AFTER_S:
+            why = f"{reason}; those on many nodes of this job could not, so the nodes share the cause, such as storage"
+            gang_turn.turn.record(facts.ActionWithheld(gang_turn.gang.id, member.node, "drain", why))
+        else:
+            circuit_breaker.drain_if_run_has_node(gang_turn.turn, gang_turn.gang, member, reason)
         remove_member(gang_turn, member, reason, alive=True)
 
 
@@ -117,7 +121,7 @@ def _left(gang_turn: GangTurn, member: Member) -> str:
 
 
 def _waits_for_many_stuck(gang_turn: GangTurn) -> bool:
-    """Ranks on many nodes can't be killed: no node is blamed for CAUSE_WAIT_S, because the nodes share a cause."""
+    """Ranks on many nodes can't be killed: no node is taken out for CAUSE_WAIT_S, because the nodes share a cause."""
     observed = gang_turn.turn.observed
     if outage.many_stuck(gang_turn.turn, gang_turn.gang.roster):
         observed.many_stuck_at = gang_turn.now

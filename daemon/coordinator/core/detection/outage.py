@@ -73,8 +73,8 @@ def _others_silent(turn: Turn, found: set[str], most: int) -> bool:
 
 
 def many_stuck(turn: Turn, roster: Roster) -> bool:
-    """Ranks outlive SIGKILL on more nodes than fail by chance in the gang of `roster`. They wait for something that all
-    share, such as storage.
+    """Ranks outlive SIGKILL on more nodes than fail by chance, or on most nodes of the gang of `roster`. They wait for
+    something that all share, such as storage.
 
     Called only when such a node is about to be blamed.
     """
@@ -82,7 +82,8 @@ def many_stuck(turn: Turn, roster: Roster) -> bool:
     for gang in turn.state.gangs.values():
         if gang.phase in FENCING and turn.now - gang.phase_at > STUCK_AFTER_S:
             found |= _stuck(turn.observed.gang(gang.id), turn.index.of(gang).unfenced, turn.now)
-    return len(found) > chance_limit(turn.state, roster)
+    own = found & {seat.node for seat in roster.seats}
+    return len(found) > chance_limit(turn.state, roster) or len(own) > max(1, len(roster.seats) // 2)
 
 
 def _stuck(seen: ObservedGang, unfenced: Set[str], now: float) -> set[str]:
