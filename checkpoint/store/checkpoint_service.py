@@ -227,6 +227,11 @@ class CheckpointService:
         """Why a rank of the running generation has no slots; empty: each that asked has them, or none gets any."""
         return self._slots.refused
 
+    @property
+    def copies_wait(self) -> str:
+        """Which node has taken nothing of this one for some seconds, and why; empty: none."""
+        return self._commit.refusals.words()
+
     def flush_progress(self) -> pb.FlushProgress | None:
         """What this node has written of the newest flush; None: no flush was ordered."""
         return self._flusher.progress()

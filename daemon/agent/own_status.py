@@ -69,6 +69,7 @@ class OwnStatus:
             transfers=checkpoints.transfers(),
             snapshot_cost=checkpoints.snapshot_cost(),
             no_slots=checkpoints.no_slots,
+            copies_wait=checkpoints.copies_wait,
             flushed_version=flush.version,
             corrupt_copies=checkpoints.corrupt_copies(),
             restore=checkpoints.restore_progress(),

@@ -22,6 +22,8 @@ def checkpoint_lines(view: CheckpointView) -> Iterator[tuple[str, str]]:
         yield "restore", "; ".join(_restore_words(view.restore))
     if view.no_slots:
         yield "no snapshots", view.no_slots
+    if view.copies_wait:
+        yield "copies wait", view.copies_wait
     if view.every:
         yield "snapshots", "; ".join(_snapshot_words(view))
         if where := _where_kept(view):

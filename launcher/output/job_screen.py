@@ -16,7 +16,7 @@ from muster.launcher.output.table import Cell, Coloured, labelled
 from muster.launcher.output.tables import Said, colour, conditions
 from muster.v1.api_pb2 import GangView
 
-_RUNNING_NOW = frozenset({"restore", "no snapshots"})
+_RUNNING_NOW = frozenset({"restore", "no snapshots", "copies wait"})
 """Lines about checkpoints that say what goes on now. The others say what is set."""
 
 

@@ -150,12 +150,12 @@ def test_every_text_that_the_journal_gets_is_cut_and_plain(text: str) -> None:
         hang_place=agent_pb2.HangPlace(where=text),
     )  # fmt: skip
     sent = agent_pb2.AgentStatus(
-        failure=text, notice=text, flush_error=text, no_slots=text, ranks=[rank],
-        shards=[agent_pb2.ShardStatus(digest=text)], pool=[agent_pb2.PoolAnswer(error=text)],
+        failure=text, notice=text, flush_error=text, no_slots=text, copies_wait=text,
+        ranks=[rank], shards=[agent_pb2.ShardStatus(digest=text)], pool=[agent_pb2.PoolAnswer(error=text)],
     )  # fmt: skip
     kept = [*_texts(conversion.status(sent, ())), *_texts(conversion.signal(node_pb2.Signal(kind=text, device=text,
                                                                                           text=text)))]  # fmt: skip
-    assert len(kept) == 12
+    assert len(kept) == 13
     assert max(map(len, kept)) <= job_limits.MAX_TEXT_CHARS + len("...")
     for value in kept:
         assert value.replace("\n", "").isprintable()

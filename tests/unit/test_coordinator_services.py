@@ -547,6 +547,19 @@ async def test_an_unfit_node_names_the_first_error_of_a_program_just_before(
         assert told.reason == f"GPU recovery action {action}: {words}"
 
 
+async def test_a_node_whose_clock_is_wrong_is_shown_with_the_seconds(world: ScriptedWorld) -> None:
+    words = "this node's clock is 3600.0 s ahead of the coordinator's"
+    async with open_channel(world.address, world.credentials) as channel:
+        call = await _attach_daemon(channel)
+        await call.read()
+        await call.write(node_pb2.NodeMessage(signal=node_pb2.Signal(kind="host-clock", code=1, text=words)))
+        await world.wait_for_facts(facts.NodeJudged)
+    assert world.coordinator
+    node = world.coordinator.engine.core.state.node("n1")
+    assert node.health is NodeHealth.DEGRADED
+    assert node.reason == f"Host clock 1: off by more than 5 s, see to the time service (NTP): {words}"
+
+
 async def test_a_signal_that_begins_and_ends_without_end_fills_no_journal(world: ScriptedWorld) -> None:
     """The attack: root of one node, or a broken sensor there, adds three records with each pair of messages."""
     async with open_channel(world.address, world.credentials) as channel:

@@ -143,6 +143,8 @@ def test_a_restore_from_a_folder() -> None:
 def test_why_nothing_is_kept() -> None:
     view = CheckpointView(no_slots="n3: rank 4 needs 20480 MiB for 2 slots, and 900 MiB are left")
     assert lines(view)["no snapshots"] == "n3: rank 4 needs 20480 MiB for 2 slots, and 900 MiB are left"
+    refused = "n0: n1 has taken nothing for 34 s: the munge credential is refused: it has expired"
+    assert lines(CheckpointView(copies_wait=refused))["copies wait"] == refused
 
 
 def test_the_lines_that_the_documents_show_are_those_of_muster_status() -> None:

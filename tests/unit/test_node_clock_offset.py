@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.host import clock
@@ -75,7 +76,7 @@ def test_without_a_fresh_answer_nothing_is_known() -> None:
     assert host.offset.sample() is None
 
 
-async def test_the_shipped_policy_records_a_clock_that_differs_for_a_minute() -> None:
+async def test_the_shipped_policy_shows_a_node_whose_clock_differs_for_ten_seconds() -> None:
     host, seen = Host(HOUR_S), list[Observation]()
     windows = SignalWindows(seen.append)
     policy = Policy.load()
@@ -83,14 +84,15 @@ async def test_the_shipped_policy_records_a_clock_that_differs_for_a_minute() ->
 
     async def next_second(_: float) -> None:
         host.ask(0.0, 1.0)
-        if host.now > 100.0 + 90:
+        if host.now > 100.0 + 20:
             raise asyncio.CancelledError
 
     host.offset = ClockOffset(lambda: host.now, host.wall, next_second)
     with pytest.raises(asyncio.CancelledError):
         await host.offset.run(windows.report)
     assert [(one.kind, one.code) for one in seen] == [("host-clock", 1)]
-    assert policy.decide("host-clock", 1).action == "ignore"
+    decision = policy.decide("host-clock", 1)
+    assert (decision.action, decision.response) == ("degraded", Response.RECORD)
 
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])

@@ -23,6 +23,7 @@ from muster.checkpoint.format.versions import NO_VERSION, Version
 from muster.checkpoint.redundancy.scheme import NodePlaces, Place
 from muster.checkpoint.redundancy.wire import places_of_order
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
+from muster.checkpoint.store.commit.refusals import Refusals
 from muster.checkpoint.store.commit.snapshot_interval import SnapshotCosts
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.replication.dial import Dial
@@ -102,6 +103,7 @@ class CommitProtocol:
         self.committed = NO_VERSION
         self.fenced_generation = 0
         self.transfer_rates = TransferRates()
+        self.refusals = Refusals()
         self.order = Order()
         self.local_ranks: frozenset[int] = frozenset()
         self.places = NodePlaces()
@@ -134,6 +136,7 @@ class CommitProtocol:
         self._replicated_ranks, self.skipped = {}, NO_VERSION
         self.costs, self._stalls = SnapshotCosts(order.mtbf_s), {}
         self.next_step, self._answered_ranks, self._skipped_last = 0, set(), {}
+        self.refusals.clear()
         self._cancel_restored_version_task()
         return True
 
@@ -283,8 +286,8 @@ class CommitProtocol:
             except (ReplicaRefused, grpc.aio.AioRpcError) as error:
                 if self.stale_reason(shard.version):
                     return False
-                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                log.info("rank %d's shard of %s is not in all its places yet: %s", shard.rank, shard.version, reason)
+                why = _why(error)
+                log.info("rank %d's shard of %s is not in all its places yet: %s", shard.rank, shard.version, why)
             await asyncio.sleep(delay)
         return False
 
@@ -297,15 +300,20 @@ class CommitProtocol:
             raise next((failure for failure in failures if isinstance(failure, CorruptShard)), failures[0])
 
     async def _bring(self, shard: Shard, place: Place) -> None:
-        sent = await replicate(
-            self._gang_id,
-            self._node,
-            shard,
-            self._stub(place.holder),
-            self._transport,
-            lambda size, seconds: self.transfer_rates.note(place.holder, size, seconds),
-            place,
-        )
+        try:
+            sent = await replicate(
+                self._gang_id,
+                self._node,
+                shard,
+                self._stub(place.holder),
+                self._transport,
+                lambda size, seconds: self.transfer_rates.note(place.holder, size, seconds),
+                place,
+            )
+        except (ReplicaRefused, grpc.aio.AioRpcError) as error:
+            self.refusals.note(place.holder, _why(error))
+            raise
+        self.refusals.end(place.holder)
         log.debug("rank %d's shard of %s is on %s, %d bytes sent", shard.rank, shard.version, place.holder, sent)
 
     async def _report(self, version: Version, *, skipped: bool) -> None:
@@ -331,9 +339,11 @@ class CommitProtocol:
                 ack = await self._stub(leader).Stored(report, timeout=REPORT_TIMEOUT_S)
                 refused = ack.refused
             except (ReplicaRefused, grpc.aio.AioRpcError) as error:
-                refused = str(error)
+                refused = _why(error)
             if not refused or self.stale_reason(version):
+                self.refusals.end(leader)
                 return
+            self.refusals.note(leader, refused)
             # A commit leader that has not received its order yet refuses too.
             log.info("the commit leader %s refused the report of %s: %s", leader, version, refused)
             await asyncio.sleep(delay)
@@ -406,10 +416,11 @@ class CommitProtocol:
         for delay in _retry_delays():
             try:
                 await self._stub(node).Committed(notice, timeout=REPORT_TIMEOUT_S)
+                self.refusals.end(node)
                 return
             except (ReplicaRefused, grpc.aio.AioRpcError) as error:
-                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                log.info("%s did not receive the decision about %s: %s", node, decision.version, reason)
+                self.refusals.note(node, _why(error))
+                log.info("%s did not receive the decision about %s: %s", node, decision.version, _why(error))
             await asyncio.sleep(delay)
             if self._tracker.next_step > decision.next_step or decision.version.generation <= self.fenced_generation:
                 return
@@ -429,6 +440,7 @@ class CommitProtocol:
 
     def _apply_decision(self, decision: CommitDecision) -> None:
         version = decision.version
+        self.refusals.clear()
         if version.generation == self.order.generation and decision.next_step > self.next_step:
             self.next_step = decision.next_step
             self._answered_ranks.clear()
@@ -451,6 +463,10 @@ class CommitProtocol:
         if node not in self._peer_addresses:
             raise ReplicaRefused(f"the order names no address for {node}")
         return self._dial(node, self._peer_addresses[node])
+
+
+def _why(error: ReplicaRefused | grpc.aio.AioRpcError) -> str:
+    return error.details() or str(error) if isinstance(error, grpc.aio.AioRpcError) else str(error)
 
 
 def _retry_delays() -> Iterator[float]:

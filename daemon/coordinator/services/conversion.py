@@ -90,6 +90,7 @@ def status(message: agent_pb2.AgentStatus, members: Collection[str]) -> events.A
         disagreement=_disagreement(message.disagreement) if message.HasField("disagreement") else None,
         node_check=node_check(message.node_check) if message.HasField("node_check") else None,
         no_slots=_free_text(message.no_slots),
+        copies_wait=_free_text(message.copies_wait),
         flushed_version=_version(message.flushed_version) if message.HasField("flushed_version") else None,
         snapshot_cost=_snapshot_cost(message.snapshot_cost) if message.HasField("snapshot_cost") else None,
         corrupt_copies=tuple(

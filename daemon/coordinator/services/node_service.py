@@ -61,6 +61,8 @@ FOLLOW_UP_S = 10.0
 """Seconds after an error of a program within which the driver gives a node up because of it. It takes milliseconds."""
 _PROGRAM_XIDS = (11, 13, 25, 31, 43, 69)
 """Errors that NVIDIA's Xid catalogue puts down to the program. Not 45: it follows each error, and each kill."""
+_CLOCK = "host-clock"
+"""Its text is part of the reason: by how many seconds the clock is wrong."""
 _BOOTS = (2, 7)
 """GPU recovery actions that only a boot of the node ends."""
 SILENT_HEARTBEATS = 4
@@ -247,7 +249,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         where = f" on {signal.device}" if signal.device else ""
         self._caller_log.log(logging.INFO, node, f"{node}: {signal.kind} {signal.code}{where}: {signal.text}")
         lasting = f"{signal.kind.removesuffix(OVER)} {signal.code}{where}"
-        reason = decision.reason + where + self._program_error_before(node, signal, decision)
+        by_how_much = f": {signal.text}" if signal.kind == _CLOCK else ""
+        reason = decision.reason + where + by_how_much + self._program_error_before(node, signal, decision)
         return events.NodeSignalled(node, decision.action, reason, signal.text, decision.response, lasting)
 
     def _program_error_before(self, node: str, signal: pb.Signal, decision: SignalDecision) -> str:

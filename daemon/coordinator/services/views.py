@@ -13,7 +13,7 @@ from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.checkpoint import Flush
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Node
-from muster.daemon.coordinator.core.state.events import RankState
+from muster.daemon.coordinator.core.state.events import AgentStatus, RankState
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.generations import Recovery, Straggler
@@ -42,7 +42,8 @@ from muster.wording import counted, listed
 
 _NODES_NAMED = 8
 """Nodes that one source of a restore lists."""
-
+_SAYING = 3
+"""Nodes whose agents are quoted in one line: many may say the same."""
 
 _NO_LEMONS = Limits(lemon_after=0)
 GoodputOf = Callable[[Gang, float], api_pb2.GoodputView | None]
@@ -153,8 +154,8 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
             view.flush.CopyFrom(_flush_view(flush, seen, now))
     between_s = view.durable_every_s or view.durable_every_steps * step_s
     view.durable_cost = min(1.0, stall_s / between_s) if between_s else 0.0
-    refused = ((node, agent.status.no_slots) for node, agent in sorted(seen.agents.items()) if agent.attached)
-    view.no_slots = "; ".join(f"{node}: {words}" for node, words in refused if words)[: job_limits.MAX_TEXT_CHARS]
+    view.no_slots = _said_by_nodes(seen, lambda status: status.no_slots)
+    view.copies_wait = _said_by_nodes(seen, lambda status: status.copies_wait)
     progress = _progress(gang, seen)
     step, committed = progress.step.step if progress.step else 0, progress.committed
     newest = max(
@@ -178,6 +179,14 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
         view.durable_loses_steps = max(0, step - gang.checkpoint.durable_version.step)
         view.durable_loses_s = view.durable_loses_steps * step_s
     return view
+
+
+def _said_by_nodes(seen: ObservedGang, read: Callable[[AgentStatus], str]) -> str:
+    """What the first agents say, each after the name of its node; empty: nothing."""
+    statuses = ((node, agent.status) for node, agent in sorted(seen.agents.items()) if agent.attached)
+    said = [f"{node}: {words}" for node, status in statuses if (words := read(status))]
+    more = f"; and {counted(len(said) - _SAYING, 'further node')}" if len(said) > _SAYING else ""
+    return "; ".join(said[:_SAYING])[: job_limits.MAX_TEXT_CHARS] + more
 
 
 def lost_at_end(gang: Gang, seen: ObservedGang) -> str:

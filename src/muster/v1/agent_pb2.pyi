@@ -937,6 +937,7 @@ class AgentStatus(_message.Message):
     TRANSFERS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_COST_FIELD_NUMBER: _builtins.int
     NO_SLOTS_FIELD_NUMBER: _builtins.int
+    COPIES_WAIT_FIELD_NUMBER: _builtins.int
     FLUSHED_VERSION_FIELD_NUMBER: _builtins.int
     CORRUPT_COPIES_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
@@ -970,6 +971,10 @@ class AgentStatus(_message.Message):
     """The newest generation whose ranks' stacks were ordered and are written, as far as possible."""
     no_slots: _builtins.str
     """Why ranks of this node have no slots in the running generation, so that no version can be committed; empty: they have."""
+    copies_wait: _builtins.str
+    """Which node has taken no shard, report or decision of this node for some seconds, and why, so that no version is
+    committed; empty: none.
+    """
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankStatus]: ...
     @_builtins.property
@@ -1061,6 +1066,7 @@ class AgentStatus(_message.Message):
         transfers: _abc.Iterable[Global___ReplicaTransfer] | None = ...,
         snapshot_cost: Global___SnapshotCost | None = ...,
         no_slots: _builtins.str = ...,
+        copies_wait: _builtins.str = ...,
         flushed_version: _common_pb2.Version | None = ...,
         corrupt_copies: _abc.Iterable[Global___CorruptCopy] | None = ...,
         restore: Global___RestoreProgress | None = ...,
@@ -1071,7 +1077,7 @@ class AgentStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "flush_progress", b"flush_progress", "flushed_version", b"flushed_version", "node_check", b"node_check", "restore", b"restore", "snapshot_cost", b"snapshot_cost", "training", b"training", "use", b"use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "corrupt_copies", b"corrupt_copies", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flush_progress", b"flush_progress", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "parities", b"parities", "pool", b"pool", "ranks", b"ranks", "restore", b"restore", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "training", b"training", "transfers", b"transfers", "use", b"use", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "copies_wait", b"copies_wait", "corrupt_copies", b"corrupt_copies", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flush_progress", b"flush_progress", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "parities", b"parities", "pool", b"pool", "ranks", b"ranks", "restore", b"restore", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "training", b"training", "transfers", b"transfers", "use", b"use", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

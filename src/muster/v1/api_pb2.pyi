@@ -636,6 +636,7 @@ class CheckpointView(_message.Message):
     FLUSHING_FIELD_NUMBER: _builtins.int
     FLUSH_ERROR_FIELD_NUMBER: _builtins.int
     NO_SLOTS_FIELD_NUMBER: _builtins.int
+    COPIES_WAIT_FIELD_NUMBER: _builtins.int
     SLOTS_S_FIELD_NUMBER: _builtins.int
     DELAY_S_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
@@ -685,6 +686,8 @@ class CheckpointView(_message.Message):
     flush_error: _builtins.str
     no_slots: _builtins.str
     """Why no snapshots are kept, by node, in words; empty: they are."""
+    copies_wait: _builtins.str
+    """Why no version is committed in memory although snapshots are kept, by node, in words; empty: they are committed."""
     slots_s: _builtins.float
     """Seconds in which the memory for the snapshots of rank 0 was made, before the first one; 0: not measured."""
     delay_s: _builtins.float
@@ -738,6 +741,7 @@ class CheckpointView(_message.Message):
         flushing: _builtins.bool = ...,
         flush_error: _builtins.str = ...,
         no_slots: _builtins.str = ...,
+        copies_wait: _builtins.str = ...,
         slots_s: _builtins.float = ...,
         delay_s: _builtins.float = ...,
         restore: Global___RestoreView | None = ...,
@@ -751,7 +755,7 @@ class CheckpointView(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "durable_loses_steps", b"durable_loses_steps", "flush", b"flush", "loses_steps", b"loses_steps", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "committed_s", b"committed_s", "copies", b"copies", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "durable_s", b"durable_s", "every", b"every", "flush", b"flush", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "memory_only", b"memory_only", "mtbf_of_job", b"mtbf_of_job", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "parity_groups", b"parity_groups", "restore", b"restore", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "committed_s", b"committed_s", "copies", b"copies", "copies_wait", b"copies_wait", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "durable_s", b"durable_s", "every", b"every", "flush", b"flush", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "memory_only", b"memory_only", "mtbf_of_job", b"mtbf_of_job", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "parity_groups", b"parity_groups", "restore", b"restore", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durable_loses_steps: _TypeAlias = _typing.Literal["durable_loses_steps"]  # noqa: Y015
     _WhichOneofArgType__durable_loses_steps: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps"]  # noqa: Y015

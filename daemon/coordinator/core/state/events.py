@@ -433,6 +433,8 @@ class AgentStatus:
     """For people: the journal does not keep it, and nothing is decided by it but what `loss_watch` finds."""
     use: NodeUse | None = None
     """For people, too, and nothing is decided by it."""
+    copies_wait: str = ""
+    """Which node has taken no copies of this node's states for some seconds, and why; empty: none. For people, too."""
 
     def ranks_of(self, generation: int) -> list[RankState]:
         """The ranks that belong to `generation`."""
