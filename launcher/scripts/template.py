@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from muster.daemon.transport.job_limits import MAX_STOP_BEFORE_S
 from muster.launcher.errors import WrongInput
 from muster.launcher.scripts.asked import NOTHING, Asked
 from muster.launcher.scripts.launch_choice import srun_words
@@ -32,6 +33,10 @@ _NO_COMMAND = "-"
 _OF_LAUNCHER = re.compile(r"--nproc[-_]per[-_]node[=\s]\s*(\d{1,9})\b")
 _COUNT = re.compile(r"(?:^|:)(\d{1,9})$")
 _GPUS = re.compile(r"\bgpu(?::[^:,]+)?:(\d{1,9})\b")
+_SIGTERM = re.compile(r"(?:R:)?(?:(?:SIG)?TERM|15)(?:@(\d{1,9}))?$", re.IGNORECASE)
+SIGNAL_S, SIGNAL_EARLY_S = 60, 60
+"""Seconds before the time limit at which Slurm sends the signal of --signal if it is not told when, and by how much it
+may be early (sbatch(1))."""
 _LETTERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -72,8 +77,19 @@ def job_of(looked: Looked, folder: str, options: argparse.Namespace) -> Job:
     if job.elastic and job.min_nodes is None and size.fewest != size.most:  # --nodes=2-8
         more["min_nodes"] = size.fewest
     if _trains_to_the_limit(asked, job):
-        more["stop_before"] = 0.0
+        more |= _stop_before_sigterm(asked, job) or {"stop_before": 0.0}
     return job.model_copy(update=more)
+
+
+def _stop_before_sigterm(asked: Asked, job: Job) -> dict[str, Any]:
+    """An earlier stop in place of the SIGTERM that ranks are to get before the limit; empty: they are to get none.
+
+    At Slurm's SIGTERM the job would be requeued, as at a preemption, and never end at its limit.
+    """
+    if (found := _SIGTERM.match(asked.value("signal") or "")) is None:
+        return {}
+    before_s = int(found[1] or SIGNAL_S) + SIGNAL_EARLY_S
+    return {"stop_before": min(float(before_s), MAX_STOP_BEFORE_S), "stop_signal": job.stop_signal or "SIGTERM"}
 
 
 def _place(problem: str, of_lines: Mapping[str, int]) -> str:

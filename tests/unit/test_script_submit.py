@@ -128,6 +128,10 @@ def test_the_users_own_file_is_queued_with_what_is_added(shell: Shell) -> None:
         (("--durable-dir=/shared/checkpoints",), 120, 0),
         (("--durable-dir=/shared/checkpoints", "--signal=B:USR1@60"), 0, 0),
         (("--signal=USR1@60", "--stop-before=30"), 30, 0),
+        (("--signal=B:TERM@60",), 0, 0),
+        (("--signal=TERM@90",), 150, signal.SIGTERM),
+        (("--signal=15", "--stop-signal=USR2"), 120, signal.SIGUSR2),
+        (("--signal=SIGTERM@90", "--stop-before=0"), 0, 0),
         (("--stop-signal=USR1",), 120, signal.SIGUSR1),
         (("--requeue-at-limit",), 120, 0),
     ],
@@ -135,7 +139,8 @@ def test_the_users_own_file_is_queued_with_what_is_added(shell: Shell) -> None:
 def test_a_script_trains_to_its_time_limit_unless_an_earlier_stop_saves_something(
     options: tuple[str, ...], seconds: int, number: int, shell: Shell
 ) -> None:
-    """If it asks Slurm for a signal before its end, no stop of Muster's own comes first, and ranks get one signal."""
+    """If it asks Slurm for a signal before its end, no stop of Muster's own comes first, and ranks get one signal.
+    Before Slurm's SIGTERM there is a stop: at SIGTERM the job would be requeued."""
     shell.submit("--force", *options, "train.sbatch")
     settings = launch_settings.read(next(shell.folder.rglob("*.launch.json")).read_text())
     assert (settings.spec.stop_before_s, settings.spec.stop_signal) == (seconds, number)
