@@ -39,7 +39,7 @@ def known(answer: T | Unknown) -> T:
         Unavailable: it is none.
     """
     if isinstance(answer, Unknown):
-        raise Unavailable(f"Slurm does not answer: {answer.reason}")
+        raise Unavailable(f"Slurm's nodes and network are not known here: {answer.reason}")
     return answer
 
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -160,6 +161,7 @@ async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) 
     from muster.launcher.scripts.job_files import JobFiles, known_run, waiting_spec
     from muster.launcher.submission.limits import say_limit, size_words
     from muster.launcher.submission.origin import Asked, choose_origin
+    from muster.launcher.submission.refusals import hint_for
     from muster.launcher.submission.registration import Registration
 
     site = load_site(options)
@@ -183,13 +185,15 @@ async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) 
                 limits.append(asyncio.ensure_future(say_limit(job, nodes, spares)))
 
             answer = _Answer(found, files, call, options, (record.keep, queued.begin, ask))
-            status = await _run(_argv(call, found), looked.script.given, environ, answer.take)
+            status = await _run(_argv(call, found), looked.script.given, environ, answer.take, answer.take_error)
             await queued.finish()
             await asyncio.gather(*limits)
     if not answer.job and status:
         files.remove()
-        if nodes and spares:
-            print_note(f"muster: nothing was queued. The job asks for {size_words(nodes, spares)}")
+        hint = hint_for(answer.errors, found.job, [one.option for one in looked.asked.given])
+        if not hint and nodes and spares:
+            hint = f"it asks for {size_words(nodes, spares)}"
+        print_note("muster: nothing was queued" + (f": {hint}" if hint else ""))
     return status
 
 
@@ -249,6 +253,13 @@ class _Answer:
         self._found, self._files, self._call, self._options, self._tell = found, files, call, options, tell
         self.job = 0
         """The job's id; 0: sbatch has not said it."""
+        self.errors = ""
+        """What sbatch has written to its standard error."""
+
+    def take_error(self, line: str) -> None:
+        """Passes on one line of sbatch's errors, and notes it."""
+        print(line, end="", file=sys.stderr, flush=True)
+        self.errors += line
 
     def take(self, line: str) -> None:
         """Takes one line of `sbatch --parsable`, and prints what the user has asked for."""
@@ -305,9 +316,10 @@ async def _run(
     given: bytes | None,
     environ: Mapping[str, str] = os.environ,
     on_line: Callable[[str], None] | None = None,
+    on_error: Callable[[str], None] | None = None,
 ) -> int:
     try:
         own = bash_env.environment(environ, process_tree.environment_at_start())
-        return await run_command.run_for_caller(argv, env=own, given=given, on_line=on_line)
+        return await run_command.run_for_caller(argv, env=own, given=given, on_line=on_line, on_error=on_error)
     except SlurmUnavailable as error:
         raise SiteFault(str(error), "submit on a login node of the cluster. Nothing was queued") from None

@@ -31,7 +31,15 @@ def hint_for(message: str, job: Job, options: Sequence[SbatchOption]) -> str:
         "generic resource (gres)": f"{gres}no node has such a GRES. sinfo -o '%P %G' shows what partitions have",
         "Invalid partition name": f"{_given(own, 'partition')}sinfo -o %P shows the partitions",
         "Invalid feature": f"{_given(own, 'constraint')}sinfo -o '%P %f' shows the features of nodes",
-        "Invalid node name": f"{_given(own, 'exclude', 'nodelist')}Slurm does not have one of the nodes",
+        "Invalid node name": f"{_given(own, 'exclude', 'nodelist')}Slurm does not have one of the nodes, or a bracket "
+        "is missing. sinfo -h -o %N shows the names",
+        "Requested reservation is invalid": f"{_given(own, 'reservation')}scontrol show reservation shows those that "
+        "exist, and who may use them",
+        "Invalid license": f"{_given(own, 'licenses')}scontrol show licenses shows their names, and how many there are",
+        "Job dependency problem": f"{_given(own, 'dependency')}Slurm does not know the job any more, or the condition: "
+        "afterok:JOB, for example. squeue --me shows jobs",
+        "Invalid Trackable RESource": f"{gres}GPUs are written as gpu:COUNT or gpu:TYPE:COUNT",
+        "Invalid --time": f"{_given(own, 'time')}times are written as MINUTES, H:MM:SS or D-HH:MM:SS",
         "unrecognized option": "sbatch does not have this option. An argument of the script belongs into command of "
         "job.toml",
         "Requested node configuration is not available": "too few nodes of the partition have all that is asked of "

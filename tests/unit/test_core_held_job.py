@@ -115,6 +115,10 @@ def test_a_job_that_could_not_start_says_why(attaches: bool) -> None:
         ("QOSMaxNodePerUserLimit", "sacctmgr show qos shows the limits"),
         ("MaxGRESPerAccount", "sacctmgr show assoc shows the limits"),
         ("InvalidQOS", "scontrol update jobid=7 account=NAME qos=NAME"),
+        ("BeginTime", "at its --begin time, or after the delay that follows a requeue"),
+        ("Dependency", "scontrol show job 7 names them"),
+        ("Licenses", "once enough of its licences are free"),
+        ("Reservation", "it starts in its reservation"),
     ],
 )
 def test_what_does_not_go_away_by_itself_is_said_with_the_way_out(reason: str, words: str) -> None:
@@ -129,7 +133,7 @@ def test_a_job_that_may_not_start_on_the_nodes_that_failed_it_says_which_and_the
     assert "muster cancel 7, and submit it again" in told
 
 
-@pytest.mark.parametrize("reason", ["", "Resources", "Priority", "BeginTime", "Licenses"])
+@pytest.mark.parametrize("reason", ["", "Resources", "Priority"])
 def test_what_goes_away_by_itself_is_slurms_word(reason: str) -> None:
     assert pending_words(reason, 7, []) == reason
 

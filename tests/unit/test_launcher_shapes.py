@@ -437,6 +437,11 @@ def test_refusals_have_hints(message: str, hint: str) -> None:
         ("Invalid partition name specified", "sinfo -o %P shows"),
         ("Invalid feature specification", "sinfo -o '%P %f'"),
         ("Invalid node name specified", "--exclude=n1 --nodelist=n2: Slurm does not have one of the nodes"),
+        ("Requested reservation is invalid", "scontrol show reservation"),
+        ("Invalid license specification", "scontrol show licenses"),
+        ("Job dependency problem", "Slurm does not know the job"),
+        ("Invalid Trackable RESource (TRES) specification", "gpus_per_node = 4: GPUs are written as gpu:COUNT"),
+        ("Invalid --time specification", "times are written as MINUTES"),
     ],
 )
 def test_a_hint_names_all_options_that_can_be_meant_and_no_other(message: str, hint: str) -> None:

@@ -194,7 +194,7 @@ def test_a_silent_controller_is_an_error(controller: Controller, capsys: pytest.
         "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2\nexit 1\n"
     )
     assert main(["topo"]) == 69
-    assert "Slurm does not answer" in capsys.readouterr().err
+    assert "Slurm's nodes and network are not known here: " in capsys.readouterr().err
 
 
 def test_the_sites_file_adds_speeds_and_racks(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:

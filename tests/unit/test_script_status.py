@@ -172,3 +172,10 @@ async def test_a_launch_of_which_no_agent_has_attached_is_said(
 def test_how_a_script_has_ended(ended: dict[str, int], words: str) -> None:
     gang = Registered().core.state.gangs["g"]
     assert job_seen(gang, Job(7, JobState.FAILED, batch_host="n0", **ended)).end_words == words  # type: ignore[arg-type]
+
+
+def test_the_script_of_a_job_that_was_cancelled_in_the_queue_has_not_ended() -> None:
+    gang = Registered().core.state.gangs["g"]
+    assert job_seen(gang, Job(7, JobState.CANCELLED)).end_words == "it had not started"
+    started = Job(7, JobState.CANCELLED, nodes=("n0",), batch_host="n0", exit_signal=15)
+    assert job_seen(gang, started).end_words.startswith("its script has ended by signal 15")

@@ -204,6 +204,7 @@ def test_words_and_status_of_sbatch_are_kept(shell: Shell, monkeypatch: pytest.M
     status, out, err = shell.submit("--force", "train.sbatch")
     assert (status, out, shell.left()) == (1, "", [])
     assert "sbatch: error: Batch job submission failed: Invalid account\n" in err
+    assert "muster: nothing was queued: sacctmgr show assoc user=$USER" in err
 
 
 def test_a_limit_that_holds_the_job_back_or_refuses_it_is_said_with_its_spares(
@@ -217,7 +218,7 @@ def test_a_limit_that_holds_the_job_back_or_refuses_it_is_said_with_its_spares(
     assert f"the limit QOSMaxNodePerJobLimit holds back job 42, which {asks}: muster status 42 says" in err
     monkeypatch.setenv("REFUSES", "QOSMaxNodePerJobLimit")
     err = shell.submit("--force", "--spares", "1", "train.sbatch")[2]
-    assert f"muster: nothing was queued. The job {asks}\n" in err
+    assert f"muster: nothing was queued: it {asks}\n" in err
 
 
 @pytest.mark.parametrize(

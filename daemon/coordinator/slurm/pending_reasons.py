@@ -29,6 +29,10 @@ _WAY_OUT = (
         "held because a node could not read the user's environment (--export=NONE, --get-user-env): scontrol release "
         "{job} lets it start again",
     ),
+    (r"BeginTime", "Slurm starts it later: at its --begin time, or after the delay that follows a requeue"),
+    (r"Dependency", "it starts once the jobs that it depends on have ended. scontrol show job {job} names them"),
+    (r"Licenses", "it starts once enough of its licences are free. scontrol show licenses"),
+    (r"Reservation", "it starts in its reservation. scontrol show reservation says when, and on which nodes"),
     (r"BadConstraints", f"no node has all that the job asks for now: {_CANCEL}"),
     (r"DependencyNeverSatisfied", "the job that it depends on has ended otherwise: muster cancel {job}"),
     (r"PartitionNodeLimit", f"it asks for more nodes than its partition has, or gives to one job: {_CANCEL}"),
@@ -55,7 +59,7 @@ _WAY_OUT = (
     ),
     (r"Invalid(Account|QOS)|(QOS|Account)NotAllowed", "scontrol update jobid={job} account=NAME qos=NAME names others"),
 )
-"""Slurm's reasons that do not go away by themselves, or not soon, and the way out."""
+"""Slurm's reasons that do not go away soon, and the way out, or where to look."""
 _WITHOUT = (
     "too few nodes are left without {nodes}, on which earlier runs of this job failed: it starts once it may use "
     "enough of them again, after ten minutes, or after their repair if they are down or drained (sinfo -R says why). "

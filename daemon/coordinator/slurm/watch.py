@@ -224,6 +224,8 @@ def _is_suspended(found: Job) -> bool:
 
 def _end_words(gang: Gang, found: Job) -> str:
     """Why a job has ended of which no agent attached, or where its batch script says it; empty: not known."""
+    if found.state is JobState.CANCELLED and not found.nodes:
+        return "it had not started"
     run_dir = json.loads(gang.account.shown_spec).get("run_dir", "")
     if gang.spec.awaits_launch:
         return _end_of_script(found)

@@ -125,6 +125,7 @@ async def run_for_caller(
     env: Mapping[str, str],
     given: bytes | None = None,
     on_line: Callable[[str], None] | None = None,
+    on_error: Callable[[str], None] | None = None,
 ) -> int:
     """Runs a program in the place of whoever called this one: its errors go where ours go, it may take as long as it
     wants, and a Ctrl-C reaches it too. Returns its exit status.
@@ -133,6 +134,7 @@ async def run_for_caller(
         env: its whole environment.
         given: its standard input. None: ours.
         on_line: takes each line of its output. None: the output goes where ours goes.
+        on_error: takes each line of its errors likewise.
 
     Raises:
         SlurmUnavailable: the program can't be started.
@@ -140,7 +142,11 @@ async def run_for_caller(
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=None if given is None else pipe, stdout=pipe if on_line else None, env=dict(env)
+            *argv,
+            stdin=None if given is None else pipe,
+            stdout=pipe if on_line else None,
+            stderr=pipe if on_error else None,
+            env=dict(env),
         )
     except OSError as error:
         raise SlurmUnavailable(f"{argv[0]} can't be started: {error.strerror or error}") from error
@@ -149,11 +155,15 @@ async def run_for_caller(
             process.stdin.write(given)
             await process.stdin.drain()
         process.stdin.close()
-    if process.stdout and on_line:
-        async for line in process.stdout:
-            on_line(line.decode(errors="replace"))
+    await asyncio.gather(_pass_on(process.stdout, on_line), _pass_on(process.stderr, on_error))
     status = await process.wait()
     return 128 - status if status < 0 else status
+
+
+async def _pass_on(stream: asyncio.StreamReader | None, take: Callable[[str], None] | None) -> None:
+    if stream and take:
+        async for line in stream:
+            take(line.decode(errors="replace"))
 
 
 async def start(
