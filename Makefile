@@ -151,7 +151,7 @@ beside-cluster:
 test-long: test $(RELEASE)/.ready ## what takes longer: repetitions of unit tests, Slurm's own rules, the cluster tests on Slurm 24.11, ten minutes each of worlds never seen before, and of chaos on a real Slurm
 	@$(PYTEST) -n 2 -m long tests/unit tests/cluster
 	@$(PYTEST) -n 2 --suite trixie tests/cluster
-	@$(PYTEST) --suite trixie -m long tests/cluster/test_slurm_rules.py
+	@$(PYTEST) --suite trixie -m long tests/cluster/test_slurm_rules.py tests/cluster/test_slurm_contract.py
 	@$(PYTEST) -n 2 -m hypothesis --hypothesis-profile long tests/unit
 	@$(TORCH) -m long
 	@$(MAKE) --no-print-directory adapters-test

@@ -57,6 +57,7 @@ def goes_on_where_it_stopped(training: Training, origin: str) -> None:
     training.wait_job_ended()
 
 
+@pytest.mark.long  # the next one is the same without durable storage
 def test_a_job_that_an_operator_requeues_loses_no_step(preempting: Cluster) -> None:
     with training_job(preempting, "requeue", 3, durable("requeue")) as training:
         job = training.submit()

@@ -114,6 +114,7 @@ def take_down(cluster: Cluster, node: str) -> None:
         cluster.exec(CONTROLLER, "scontrol", "update", f"nodename={node}", f"state={state}", "reason=test")
 
 
+@pytest.mark.long  # a rule of Slurm's own: it changes with Slurm, not with Muster
 def test_a_partition_of_the_batch_host_that_heals_leaves_the_job_alone(healthy: Cluster, gang: str) -> None:
     """This also holds if slurmctld and every slurmd restart afterwards. A slurmctld before 26.05 that starts takes the
     first node that is left for the batch host, and a step there keeps the job.
@@ -134,6 +135,7 @@ def test_a_partition_of_the_batch_host_that_heals_leaves_the_job_alone(healthy: 
         assert healthy.sh(node, "pgrep -x sleep -u alice")
 
 
+@pytest.mark.long  # a rule of Slurm's own: it changes with Slurm, not with Muster
 def test_the_end_of_a_batch_script_on_a_removed_node_ends_the_job(healthy: Cluster, gang: str) -> None:
     """So Muster does not set an unfit batch host DOWN while it is alive and its gang continues. Slurm before 25.11.6
     ends the script itself, and with it the job.
@@ -146,6 +148,7 @@ def test_the_end_of_a_batch_script_on_a_removed_node_ends_the_job(healthy: Clust
     wait_until(lambda: shown(healthy, gang)[0] == "FAILED", 10, "the job failed")
 
 
+@pytest.mark.long  # a rule of Slurm's own: it changes with Slurm, not with Muster
 def test_a_node_is_removed_from_a_job_with_gpus(suite: str) -> None:
     with Cluster.up(ClusterSpec(nodes=3, gpus=2, daemons=False, suite=suite)) as cluster:
         options = "-N3 --no-kill --gres=gpu:2"
