@@ -1,7 +1,9 @@
 """Jobs that Slurm suspends: an operator with `scontrol suspend`, or Slurm itself for a job of a higher priority."""
 
+from muster.daemon.coordinator.core.detection.failure_detector import MUTE_TIMEOUT_S
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import waiting_for
+from muster.daemon.coordinator.slurm.watch import JOB_POLL_INTERVAL_S, jobs_in_doubt
 from muster.node_health import NodeHealth
 from muster.simulator.scenario import Scenario
 
@@ -50,6 +52,26 @@ def test_a_suspended_job_keeps_its_nodes_and_its_memory_and_goes_on_when_it_is_r
     assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
     assert world.slurm == []
     world.run_until(lambda: waits_for(world) == "")
+
+
+def test_slurm_is_asked_for_every_flag_of_a_job_that_stands_still_before_its_agents_count_as_hung() -> None:
+    world = Scenario(3, 1)
+    world.run_until(lambda: steps(world) >= 6)
+
+    def doubted() -> set[int]:
+        return jobs_in_doubt(world.core.state, world.core.observed)
+
+    assert doubted() == set()
+    for agent in world.world.agents.values():
+        world.world.set_stopped(agent, True)
+    world.run_until(lambda: doubted() == {1})
+    world.run_for(MUTE_TIMEOUT_S - 2 * JOB_POLL_INTERVAL_S)
+    suspend(world)  # what Slurm says at the next look
+    world.run_for(LONG_S)
+    assert (world.gang.phase, world.gang.newest.generation, world.slurm) == (Phase.RUNNING, 1, [])
+    assert doubted() == {1}, "so that its end is seen"
+    suspend(world, resume=True)
+    world.run_until(lambda: doubted() == set())
 
 
 def test_a_node_of_the_pool_whose_job_is_suspended_stays_and_goes_on_when_it_is_resumed() -> None:

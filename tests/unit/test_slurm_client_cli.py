@@ -13,6 +13,8 @@ import pytest
 
 from muster.slurm.client.backends import completion
 from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.backends.pyslurm_backend import PyslurmSlurm
+from muster.slurm.client.deadline import no_lease
 from muster.slurm.client.errors import BatchHostRefused, NotPermitted, SlurmRefused, SlurmTimeout, SlurmUnavailable
 from muster.slurm.client.states import JobFlag, JobState, NodeState
 from muster.slurm.client.types import GONE, Job, Node, Unknown
@@ -436,3 +438,24 @@ async def test_the_library_that_ends_jobs_is_the_one_beside_the_commands(
     named.symlink_to(_ctypes.__file__)
     monkeypatch.setenv("MUSTER_LIBSLURM", str(named))
     assert await completion.library() == str(named)
+
+
+async def test_a_job_in_doubt_is_asked_of_commands_which_show_every_flag(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyslurm shows a job that its user has stopped as RUNNING."""
+    commands.answer("squeue", {"jobs": [JOB | {"job_state": ["RUNNING", "STOPPED"]}]})
+    monkeypatch.setenv("PATH", f"{commands.folder}:{os.environ['PATH']}")
+    slurm = PyslurmSlurm(no_lease)
+
+    async def shown_by_pyslurm(*asked: object, ids: list[int]) -> list[dict[str, object]]:
+        return [JOB | {"job_id": id, "job_state": ["RUNNING"]} for id in ids]
+
+    monkeypatch.setattr(slurm._questions, "request", shown_by_pyslurm)
+    assert not (await slurm.jobs([7, 8]))[7].flags  # type: ignore[index, union-attr]
+    assert not commands.said.exists()
+    slurm.jobs_in_doubt = lambda: {7, 9}
+    answer = await slurm.jobs([7, 8])
+    assert [job.flags for job in answer.values()] == [{JobFlag.STOPPED}, frozenset()]  # type: ignore[union-attr]
+    assert commands.lines() == ["squeue --json --states=all --jobs=7"]
+    await slurm.aclose()

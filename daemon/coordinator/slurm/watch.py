@@ -17,6 +17,7 @@ from typing import NoReturn, Protocol
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.node_health import RESUMABLE
@@ -154,6 +155,12 @@ class SlurmWatch:
         return {call.node for call in self._state.owed.values() if call.verb in ("drain", "down", "resume")}
 
 
+def jobs_in_doubt(state: DurableState, observed: ObservedState) -> set[int]:
+    """Jobs whose user may have stopped them: agents of theirs are silent, or they are known to stand still."""
+    seen = ((gang, observed.gangs.get(gang.id)) for gang in state.gangs.values() if not gang.final)
+    return {job for gang, one in seen if one and (one.suspected_since or one.suspended_jobs) for job in gang.jobs()}
+
+
 def _pool_members(gang: Gang) -> list[Member]:
     """Members that came with a pool job of their own, and whose processes may still run."""
     return [member for member in gang.roster.members.values() if member.job != gang.slurm.job and not member.gone]
@@ -217,8 +224,7 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
 
 
 def _is_suspended(found: Job) -> bool:
-    """Slurm has stopped all processes of the job; or its user has, with scancel --signal=STOP, which pyslurm does not
-    show."""
+    """Slurm has stopped all processes of the job; or its user has, with scancel --signal=STOP."""
     return found.state is JobState.SUSPENDED or JobFlag.STOPPED in found.flags
 
 

@@ -35,6 +35,8 @@ class PyslurmSlurm(CliSlurm):
         super().__init__(lease_guard=lease_guard)
         self._questions = WorkerProcess()
         self._commands = WorkerProcess(lease_guard=lease_guard)
+        self.jobs_in_doubt: Callable[[], Collection[int]] = tuple
+        """Returns jobs of which every flag is to be known. One command more is run for them with each look at jobs."""
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Starts both workers.
@@ -51,8 +53,10 @@ class PyslurmSlurm(CliSlurm):
         asked = None if ids is None else sorted(ids)
         answer = await self._questions.request("show jobs", timeout_s, "jobs", ids=asked)
         found = {job.id: job for job in await _understood(answer, records.job)}
-        # Slurm has a base state and flags. pyslurm shows one word: it hides the base state of a COMPLETING job.
-        hidden = [job.id for job in found.values() if job.state is JobState.UNRECOGNISED]
+        # Slurm has a base state and flags. pyslurm shows one word: it hides the base state of a COMPLETING job. It
+        # looks at the first 16 bits of a state, so it never shows STOPPED, which is the 17th.
+        doubted = self.jobs_in_doubt()
+        hidden = [job.id for job in found.values() if job.state is JobState.UNRECOGNISED or job.id in doubted]
         if hidden:
             plain = await super()._jobs(hidden, deadline.require("show jobs"))
             found |= {id: job for id, job in plain.items() if isinstance(job, Job)}
