@@ -20,7 +20,8 @@ from muster.slurm.client import names
 from muster.slurm.client.sbatch_options import SbatchOption, joined, read_texts
 from muster.v1.common_pb2 import JobSpec
 
-# The step must survive the loss of a node: srun ends no task because another task ended. srun binds agents to no core.
+# The step must survive the loss of a node: srun ends no task because another task ended. Where a site has OOMKillStep,
+# a rank that the kernel kills would take the agents of all nodes with it. srun binds agents to no core.
 # Agents get the environment of the script, also if the job was submitted with --export=NONE.
 SRUN = (
     "srun",
@@ -28,6 +29,7 @@ SRUN = (
     "--no-kill",
     "--kill-on-bad-exit=0",
     "--wait=0",
+    "--oom-kill-step=0",
     "--cpu-bind=none",
     "--mpi=none",
     "--input=none",

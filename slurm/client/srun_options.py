@@ -34,7 +34,8 @@ _FLAGS = _names(
 )
 """Options that take no value."""
 _MAY_HAVE_VALUE = _names(
-    "bcast compress exclusive immediate kill-on-bad-exit nice no-kill propagate pty resv-ports send-libs x11"
+    "bcast compress exclusive immediate kill-on-bad-exit nice no-kill oom-kill-step propagate pty resv-ports send-libs "
+    "x11"
 )
 """Options that take a value only after =, or in the same word."""
 _WITH_VALUE = _names(
@@ -44,7 +45,7 @@ _WITH_VALUE = _names(
     "gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags het-group hint input job-name jobid "
     "licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus mpi msg-timeout network "
     "nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode "
-    "output oom-kill-step pack-group partition power prefer priority profile prolog qos relative reservation "
+    "output pack-group partition power prefer priority profile prolog qos relative reservation "
     "segment signal slurmd-debug sockets-per-node switches task-epilog task-prolog tasks-per-node thread-spec "
     "threads threads-per-core time time-min tmp tres-bind tres-per-task treewidth uid umask wait wckey"
 )

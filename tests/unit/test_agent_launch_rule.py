@@ -38,6 +38,7 @@ def found(
         # scripts as people run them
         (("torchrun", "--nnodes", "2", "-m", "titan.train"), LAUNCHER),
         (("-l", "torchrun", "--rdzv_endpoint=n0", "./train.py"), LAUNCHER),
+        (("--wait=60", "--oom-kill-step", "bash", "-c", ACCELERATE), LAUNCHER),
         (("--wait=60", "--kill-on-bad-exit=1", "--jobid", "7", "bash", "-c", ACCELERATE), LAUNCHER),
         (("-lu", "--cpus-per-task", "2", "--wait", "60", "bash", "-c", NUMACTL), LAUNCHER),
         (("--nodes=1", "--ntasks=1", "-w", "n0", "hostname", "--ip-address"), HELPER),
