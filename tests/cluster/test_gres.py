@@ -146,7 +146,8 @@ def test_a_job_starts_once_its_node_is_powered_up(healthy: Cluster) -> None:
     wait_until(lambda: healthy.node_states()[node] == "idle~", 60, f"{node} is powered down")
     with job_toml(healthy, "booted", 'gres = "gpu:1g.10gb:7"', 'options = ["--nodelist=r2n[01-02]"]') as training:
         training.submit()
-        wait_until(lambda: "#" in healthy.node_states()[node], 60, f"{node} powers up")
+        boots = f"Slurm to start job {training.job} (it boots {node})"
+        training.wait(lambda view: view.get("waiting_for") == boots, 60, f"{node} powers up")
         healthy.exec(node, "slurmd", "-b")  # as after a boot
         training.wait_step(1)
         assert healthy.node_states()[node] == "allocated"

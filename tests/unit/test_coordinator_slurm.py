@@ -24,8 +24,8 @@ from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest
-from muster.slurm.client.states import JobFlag, JobState
-from muster.slurm.client.types import GONE, Gone, Job, JobAnswers, NodeAnswers, Unknown
+from muster.slurm.client.states import JobFlag, JobState, NodeState
+from muster.slurm.client.types import GONE, Gone, Job, JobAnswers, Node, NodeAnswers, Unknown
 
 NODES = ("n1", "n2", "n3")
 
@@ -257,6 +257,37 @@ async def test_a_job_that_lost_a_node_is_not_posted_while_slurm_does_not_say_whe
     clock.now += 60
     await watch.poll_jobs()
     assert [type(event) for event in seen] == [events.SlurmJobChanged]
+
+
+class _Booting:
+    """A Slurm that configures the job, and powers up these of its nodes."""
+
+    def __init__(self) -> None:
+        self.booting, self.flags = set[str](), frozenset({JobFlag.CONFIGURING})
+
+    async def jobs(self, ids: Collection[int] | None = None) -> JobAnswers | Unknown:
+        return {1: Job(1, JobState.RUNNING, self.flags, nodes=NODES, batch_host=NODES[0])}
+
+    async def nodes(self, names: Collection[str] | None = None) -> NodeAnswers | Unknown:
+        boots, up = frozenset({NodeState.ALLOCATED, NodeState.POWERING_UP}), frozenset({NodeState.ALLOCATED})
+        return {name: Node(name, boots if name in self.booting else up) for name in names or ()}
+
+
+async def test_a_job_waits_while_slurm_powers_up_its_nodes(slurm: FakeSlurm) -> None:
+    site, owing, seen = _Booting(), Owing(slurm), list[events.Event]()
+    watch = SlurmWatch(site, owing.state, seen.append)  # type: ignore[arg-type]
+    for site.booting in (set(), {"n1", "n3"}, {"n3"}, set()):  # at first a Prolog runs
+        await watch.poll_jobs()
+    site.flags = frozenset()
+    await watch.poll_jobs()
+    found = [event for event in seen if isinstance(event, events.SlurmJobChanged)]
+    assert [(event.nodes, event.pending_reason) for event in found] == [
+        (NODES, ""),
+        ((), "it boots n1 n3"),
+        ((), "it boots n3"),
+        ((), "it boots: all nodes are up, which Slurm notices within half a minute"),
+        (NODES, ""),
+    ]
 
 
 async def test_the_watch_posts_changes_of_a_pool_job(slurm: FakeSlurm) -> None:

@@ -23,6 +23,7 @@ from muster.daemon.host.lasting_problem import LastingProblem
 from muster.node_health import RESUMABLE
 from muster.slurm.client.states import JobFlag, JobState, NodeState
 from muster.slurm.client.types import Gone, Job, JobAnswers, Node, NodeAnswers, Unknown
+from muster.wording import listed
 
 JOB_POLL_INTERVAL_S, NODE_POLL_INTERVAL_S = 2.0, 5.0
 TIME_LIMIT_TOLERANCE_S = 3.0
@@ -43,6 +44,16 @@ _OUT_OF_SERVICE = frozenset(
         NodeState.REBOOT_ISSUED, NodeState.REBOOT_REQUESTED,
     }
 )  # fmt: skip
+
+_BOOTS = frozenset(
+    {
+        NodeState.POWER_UP, NodeState.POWERING_UP, NodeState.POWERED_DOWN, NodeState.POWERING_DOWN,
+        NodeState.REBOOT_ISSUED,
+    }
+)  # fmt: skip
+"""A node of a job that Slurm configures has one of them until it has booted."""
+_IT_BOOTS = "it boots"
+_HAVE_BOOTED = f"{_IT_BOOTS}: all nodes are up, which Slurm notices within half a minute"
 
 
 class SlurmQueries(Protocol):
@@ -98,8 +109,11 @@ class SlurmWatch:
             self._jobs_unknown.meet(f"can't get the jobs from Slurm: {found.reason}")
             return
         self._jobs_unknown.end()
+        booting = await self._booting(found)
         seen_jobs = [
-            (gang, job_seen(gang, found[gang.slurm.job], self._ahead_s())) for gang in gangs if gang.slurm.job in found
+            (gang, job_seen(gang, job, self._ahead_s(), self._boot_words(gang, job, booting)))
+            for gang in gangs
+            if (job := found.get(gang.slurm.job)) is not None
         ]
         seen_pool_jobs = {key: _pool_job_seen(*key, found[key[1]]) for key in sorted(pool_jobs) if key[1] in found}
         lost = any(self._lost_nodes(seen) for _, seen in seen_jobs) or not _none_lost(self._pool_jobs, seen_pool_jobs)
@@ -114,6 +128,24 @@ class SlurmWatch:
             if self._pool_jobs.get(key) != seen_pool_job:
                 self._pool_jobs[key] = seen_pool_job
                 self._post(seen_pool_job)
+
+    async def _booting(self, found: JobAnswers) -> frozenset[str]:
+        """The nodes that Slurm powers up, or boots, for these jobs."""
+        names = {name for job in found.values() if isinstance(job, Job) and _is_configuring(job) for name in job.nodes}
+        nodes = await self._slurm.nodes(names) if names else {}
+        if isinstance(nodes, Unknown):
+            return frozenset()
+        return frozenset(name for name, node in nodes.items() if isinstance(node, Node) and node.states & _BOOTS)
+
+    def _boot_words(self, gang: Gang, found: Job | Gone, booting: frozenset[str]) -> str:
+        """That Slurm boots nodes of the job, and which; empty: it does not."""
+        if isinstance(found, Gone) or not _is_configuring(found):
+            return ""
+        if names := sorted(booting.intersection(found.nodes)):
+            return f"{_IT_BOOTS} {listed(names)}"
+        before = self._jobs.get(gang.id)
+        same_run = before is not None and before.restart_count == found.restart_count
+        return _HAVE_BOOTED if same_run and before and before.pending_reason.startswith(_IT_BOOTS) else ""
 
     def _lost_nodes(self, seen: events.SlurmJobChanged) -> bool:
         """The job runs on, without some of the nodes of Slurm's last answer, or is in the queue again."""
@@ -191,9 +223,13 @@ def _is_close(before: float | None, now: float | None) -> bool:
     return before == now or (before is not None and now is not None and abs(before - now) < TIME_LIMIT_TOLERANCE_S)
 
 
-def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.SlurmJobChanged:
+def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0, boot_words: str = "") -> events.SlurmJobChanged:
     """Slurm's view of the gang's job. Times are on a clock that is `ahead_s` seconds ahead of Slurm's clock. A job that
-    Slurm no longer knows has ended as "GONE"."""
+    Slurm no longer knows has ended as "GONE".
+
+    A job with nodes that boot waits: Slurm starts its batch script once they have booted. The time in which its agents
+    must attach counts from then. `boot_words`: that nodes boot; empty: none does.
+    """
     if isinstance(found, Gone):
         return events.SlurmJobChanged(gang.id, gang.slurm.job, (), gang.slurm.restart_count, "GONE")
     ended = found.state.value if found.state.ended and not found.flags & _BACK_IN_THE_QUEUE else None
@@ -204,7 +240,7 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
     limit_at = None if end is None else end + ahead_s
     # Slurm raises the restart count of a requeued job at once, and lists the nodes of the last run until that run has
     # ended.
-    nodes = found.held_nodes
+    nodes = () if boot_words else found.held_nodes
     return events.SlurmJobChanged(
         gang.id,
         gang.slurm.job,
@@ -213,7 +249,7 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
         ended,
         limit_at,
         limit_s,
-        pending_reason=found.reason if found.state is JobState.PENDING else "",
+        pending_reason=boot_words or (found.reason if found.state is JobState.PENDING else ""),
         partition=found.partition,
         suspended=_is_suspended(found),
         end_words=_end_words(gang, found) if ended else "",
@@ -221,6 +257,10 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
         completing=found.nodes if found.state is JobState.PENDING and JobFlag.COMPLETING in found.flags else (),
         start_at=None if ended or found.start_time is None else found.start_time + ahead_s,
     )
+
+
+def _is_configuring(found: Job) -> bool:
+    return found.state is JobState.RUNNING and JobFlag.CONFIGURING in found.flags
 
 
 def _is_suspended(found: Job) -> bool:
