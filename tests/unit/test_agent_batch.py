@@ -327,10 +327,11 @@ async def test_a_job_whose_segments_are_split_is_told_so_while_its_agents_start(
     scontrol.write_text(f"#!/bin/sh\n{answer}\n")
     scontrol.chmod(0o755)
     split = Allocation(7, scontrol=str(scontrol), nodes="n[0-3]", segment=segment_of({"SLURM_JOB_SEGMENT_SIZE": "2"}))
-    await say_if_split(replace(split, segment=segment_of({})))
+    await say_if_split(Step(replace(split, segment=segment_of({}))))
     assert await run_batch(["true"], Answers(DONE), split, FAST) == 0
     assert capfd.readouterr().err == (f"{said}\n" if said else "")
-    await say_if_split(replace(split, may_requeue=True))
+    await say_if_split(step := Step(replace(split, may_requeue=True)))
+    assert step.split_segments == said.removeprefix("muster: warning: ")
     assert capfd.readouterr().err == (f"{said}. `scontrol requeue 7` asks for others\n" if said else "")
 
 

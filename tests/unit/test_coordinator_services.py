@@ -705,6 +705,15 @@ async def test_attend_notes_nodes_of_the_job_on_which_srun_started_nothing(world
     assert seen.failed == (("n2", 7),)
 
 
+async def test_the_placement_of_a_job_says_that_its_nodes_split_segments(world: ScriptedWorld, api: Any) -> None:
+    await _running(world)
+    said = api_pb2.BatchRef(
+        gang_id="g1", slurm_job_id=1, split_segments="--segment=2 was\nasked for, which splits 1 of 1"
+    )
+    assert (await api.Attend(said)).wider_groups == "--segment=2 was asked for, which splits 1 of 1"
+    assert (await api.Describe(REF)).wider_groups == "--segment=2 was asked for, which splits 1 of 1"
+
+
 async def test_a_batch_process_may_end_once_the_requeue_flag_is_off(world: ScriptedWorld, api: Any) -> None:
     await world.start_agents(NODES, max_failures=1)
     await world.wait_for_duty("RUN 1", ["n1", "n2"])

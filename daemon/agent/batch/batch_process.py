@@ -88,7 +88,10 @@ class RemoteCoordinator:
     async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView | ViewFailure:
         """See Coordinator.view."""
         run = BatchRef(
-            unlaunched_nodes=sorted(launch.unlaunched), failed_nodes=launch.exit_codes, interrupted=launch.interrupted
+            unlaunched_nodes=sorted(launch.unlaunched),
+            failed_nodes=launch.exit_codes,
+            interrupted=launch.interrupted,
+            split_segments=launch.split_segments,
         )
         run.MergeFrom(self.run)
         addresses = split_addresses(self.address)
@@ -165,7 +168,7 @@ async def run_batch(
             return 127
         step = Step(allocation, srun)
         if launches == 1:  # beside srun, which takes longer
-            step.beside.append(asyncio.create_task(asked_segments.say_if_split(allocation)))
+            step.beside.append(asyncio.create_task(asked_segments.say_if_split(step)))
         _forward_signals(step, forwarded, partial(_end_step, step, coordinator, timing) if ends_step else None)
         may_relaunch = bool(allocation.min_nodes) and launches < MAX_LAUNCHES
         try:
@@ -263,7 +266,7 @@ async def _poll_beside_srun(
     ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
         # Ask at once too: this host may die before the first interval has passed.
-        state = LaunchState(lost_nodes, srun.exit_codes, step.interrupted_by)
+        state = LaunchState(lost_nodes, srun.exit_codes, step.interrupted_by, step.split_segments)
         if isinstance(view := await coordinator.view(state), GangView) and view.final and not ended.done():
             return view
         await asyncio.wait([ended], timeout=timing.poll_beside_srun_s)
@@ -279,7 +282,8 @@ async def _poll_after_srun(
     unknown, no_agent_count, answers, job, ended_by = 0, 0, 0, step.allocation.job_id, step.interrupted
     is_told = code >= 0 or ended_by is not None
     while True:
-        view = await coordinator.view(LaunchState(interrupted=step.interrupted_by))
+        said = LaunchState(interrupted=step.interrupted_by, split_segments=step.split_segments)
+        view = await coordinator.view(said)
         is_unknown = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and view.awaits_launch)
         unknown = unknown + 1 if is_unknown else 0
         if isinstance(view, GangView) and view.final:

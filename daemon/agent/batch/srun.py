@@ -101,11 +101,13 @@ class LaunchState:
     unlaunched: nodes on which srun could start nothing.
     exit_codes: nodes on which what it has started has failed by itself, and the exit code.
     interrupted: the name of the signal with which the user has ended the launch; empty: none.
+    split_segments: which segments the nodes of the job split, in words; empty: none, or not known.
     """
 
     unlaunched: Collection[str] = ()
     exit_codes: Mapping[str, int] = field(default_factory=dict)
     interrupted: str = ""
+    split_segments: str = ""
 
 
 ALL_LAUNCHED = LaunchState()
@@ -241,6 +243,8 @@ class Step:
     """What is done while it runs: a signal is passed on, or Slurm is asked. Each starts a process."""
     interrupted: signal.Signals | None = None
     """The signal with which the user ends the launch, once that is known."""
+    split_segments: str = ""
+    """Which segments of `--segment` its nodes split, once Slurm has said it."""
     is_over: bool = False
     """Its end has been seen."""
 

@@ -173,7 +173,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
             run = (request.slurm_job_id, request.slurm_restart_count)
             said = (
                 plain(" ".join(words[: job_limits.MAX_TEXT_CHARS].split()))
-                for words in (request.unsupervised, request.interrupted)
+                for words in (request.unsupervised, request.interrupted, request.split_segments)
             )
             self._post(events.BatchHeartbeat(gang.id, *run, unlaunched, failed, *said))
         view = self._view(gang, for_people=False)

@@ -96,7 +96,7 @@ def gang_view(
         replicas_disagree=gang.findings.disagreement.reason if gang.findings.disagreement is not None else "",
         not_finite=gang.findings.not_finite,
         last_loss=gang.findings.last_loss,
-        wider_groups=gang.roster.wider_groups,
+        wider_groups=_wider_than_asked(gang, seen),
         unsupervised=gang.spec.unsupervised or gang.findings.unsupervised,
         awaits_launch=gang.spec.awaits_launch,
         array_task=gang.spec.array_task,
@@ -300,6 +300,13 @@ def _fit_words(node: Node, failures: int, seen: ObservedNode | None) -> str:
 def jobs_of(gang: Gang) -> set[int]:
     """The gang's job, and the pool jobs that its members came with."""
     return {gang.slurm.job, *(member.job for member in gang.roster.members.values())}
+
+
+def _wider_than_asked(gang: Gang, seen: ObservedGang) -> str:
+    """Which groups, and which segments of Slurm, lie further apart than the job asks."""
+    batch, slurm = seen.batch, gang.slurm
+    split = batch.split_segments if batch is not None and batch.is_of(slurm.job, slurm.restart_count) else ""
+    return "; ".join(filter(None, (gang.roster.wider_groups, split)))
 
 
 def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str:

@@ -133,6 +133,7 @@ class BatchRef(_message.Message):
     FAILED_NODES_FIELD_NUMBER: _builtins.int
     UNSUPERVISED_FIELD_NUMBER: _builtins.int
     INTERRUPTED_FIELD_NUMBER: _builtins.int
+    SPLIT_SEGMENTS_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     slurm_restart_count: _builtins.int
@@ -141,6 +142,8 @@ class BatchRef(_message.Message):
     """A launch of the job's script that runs as it is written, and why it is not supervised; empty: there is none."""
     interrupted: _builtins.str
     """The signal to this process with which the user has ended the launch; empty: none. The job goes on."""
+    split_segments: _builtins.str
+    """Which of the segments that the job asked Slurm for its nodes split, in words; empty: none, or not known."""
     @_builtins.property
     def unlaunched_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes of the job on which srun could start nothing. It has given them up."""
@@ -159,10 +162,11 @@ class BatchRef(_message.Message):
         failed_nodes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         unsupervised: _builtins.str = ...,
         interrupted: _builtins.str = ...,
+        split_segments: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_nodes", b"failed_nodes", "gang_id", b"gang_id", "interrupted", b"interrupted", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "unlaunched_nodes", b"unlaunched_nodes", "unsupervised", b"unsupervised"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_nodes", b"failed_nodes", "gang_id", b"gang_id", "interrupted", b"interrupted", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "split_segments", b"split_segments", "unlaunched_nodes", b"unlaunched_nodes", "unsupervised", b"unsupervised"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1037,7 +1041,7 @@ class GangView(_message.Message):
     last_loss: _builtins.str
     """The newest spike or plateau of the loss in this run, in words; empty: none."""
     wider_groups: _builtins.str
-    """Which groups lie in more leaves or pods than the job asks, in words; empty: none."""
+    """Which groups lie in more leaves or pods than the job asks, and which segments its nodes split, in words; empty: none."""
     extra_communication_s: _builtins.float
     """What that costs in each step, in predicted seconds."""
     ended_s: _builtins.float

@@ -503,7 +503,8 @@ class BatchHeartbeat:
     """The batch process of a run of the job has asked the coordinator about its gang. `unlaunched`: nodes on which srun
     could start nothing, and which it has given up. `failed`: nodes on which what it has launched has failed, and the
     exit code. `unsupervised`: a launch of the job's own script that runs as it is written, and why; empty: none.
-    `interrupted`: the signal with which the user has ended the launch, and not Slurm the job; empty: none."""
+    `interrupted`: the signal with which the user has ended the launch, and not Slurm the job; empty: none.
+    `split_segments`: which of the segments that it asked Slurm for its nodes split, in words; empty: none is known."""
 
     gang: str
     job: int
@@ -512,6 +513,7 @@ class BatchHeartbeat:
     failed: tuple[tuple[str, int], ...] = ()
     unsupervised: str = ""
     interrupted: str = ""
+    split_segments: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class ObservedAgent:
 @dataclass(frozen=True, slots=True)
 class ObservedBatch:
     """The batch process of one run of a job. `heard_at`: when it last sent a heartbeat. `unlaunched`,
-    `failed`, `interrupted`: see events.BatchHeartbeat."""
+    `failed`, `interrupted`, `split_segments`: see events.BatchHeartbeat."""
 
     job: int
     restart_count: int
@@ -88,6 +88,7 @@ class ObservedBatch:
     unlaunched: tuple[str, ...] = ()
     failed: tuple[tuple[str, int], ...] = ()
     interrupted: str = ""
+    split_segments: str = ""
 
     def is_of(self, job: int, restart_count: int) -> bool:
         """The batch process belongs to this run of this job."""
@@ -291,7 +292,13 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
             known = gang.batch
             if known is None or known.job != event.job or known.restart_count <= event.restart_count:
                 gang.batch = ObservedBatch(
-                    event.job, event.restart_count, now, event.unlaunched, event.failed, event.interrupted
+                    event.job,
+                    event.restart_count,
+                    now,
+                    event.unlaunched,
+                    event.failed,
+                    event.interrupted,
+                    event.split_segments,
                 )  # otherwise the process belongs to an earlier run
         case events.PeerAccused():
             _observe_accusation(observed.gang(event.gang), event, now)
