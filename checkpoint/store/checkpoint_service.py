@@ -353,6 +353,7 @@ class CheckpointService:
                 self._tasks.spawn(generation, self._rank_restores.read(rank, generation, message.read))
             case "load" if runs:
                 self._folder_loads.note(rank, message.load)
+                self._slots.expect(rank, message.load.bytes)
                 self._on_change()
 
     def _on_rank_page(self, rank: int, generation: int, page: int) -> None:

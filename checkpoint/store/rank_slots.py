@@ -67,6 +67,17 @@ class RankSlots:
         )
         self.pool.retire_all_but(local_ranks)
 
+    def expect(self, rank: int, size: int) -> None:
+        """A rank reads so many bytes of a durable checkpoint, and its slots will hold as many. If they can't fit, say
+        so now: the rank asks for them after its first step."""
+        if self.never or rank in self._without_slots or rank in self._with_slots:
+            return
+        try:
+            check_memory(rank, SLOTS_PER_RANK - self.pool.reserve.count(size), size, self.copies, self._upload_bytes)
+        except NoMemoryLeft as error:
+            log.error("rank %d will get no slots: %s", rank, error)
+            self._without_slots[rank] = str(error)
+
     async def answer(self, rank: int, generation: int, layout: rank_pb2.RankLayout) -> None:
         """Give a rank its slots, or say why it gets none."""
         self._commit.record_new_slots(rank, generation)

@@ -2,15 +2,19 @@
 
 import asyncio
 import itertools
+from functools import partial
 
 import pytest
-from tests.unit.test_checkpoint_service import SHARED, running_gang, small
+from tests.unit.test_checkpoint_service import SHARED, running_gang, small, until
 
 from muster.checkpoint.durable.object_store import UPLOAD_BYTES
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.flush.flush_part import WRITERS
 from muster.checkpoint.store.memory import memory_need
 from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_memory
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory, sparse_bytes
+from muster.checkpoint.training.durable_loading.load_progress import Loaded
 from muster.daemon.host.process.cgroup_memory import MemoryLeft
 from muster.launcher.plan import node_memory
 
@@ -92,6 +96,31 @@ async def test_a_rank_gets_no_slots_where_copies_would_find_no_memory(monkeypatc
         leave(monkeypatch, 1 << 20)
         await gang.run({0: "a", 1: "b"})
         assert gang.nodes["a"].checkpoint_service.no_slots == ""
+
+
+def _reads(service: CheckpointService, size: int) -> bool:
+    """The ranks of this node read so many bytes of a durable checkpoint."""
+    found = service.restore_progress()
+    return found is not None and found.bytes == size
+
+
+async def test_a_rank_that_loads_a_checkpoint_is_told_before_its_first_step_that_its_slots_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_gang() as gang:
+        await gang.add("a", "b")
+        await gang.run({0: "a", 1: "b"}, size=0)
+        leave(monkeypatch, 3 * (SHARED // MIB))
+        told = gang.nodes["a"].checkpoint_service
+        for size in (SHARED, 2 * SHARED):  # how much it reads shows as it reads
+            assert told.no_slots == ""
+            gang.ranks[0].connection.report_load(Loaded("/ckpt/1", Version(1, 7), size))
+            await until(partial(_reads, told, size))
+        assert "rank 0 needs 36 MiB for 2 slots" in told.no_slots
+        assert caplog.text.count("rank 0 will get no slots") == 1
+        leave(monkeypatch, 1 << 20)
+        assert not await asyncio.to_thread(gang.ranks[0].layout, SHARED)
+        assert told.no_slots == "", "there is more memory now"
 
 
 async def test_a_rank_that_gets_its_slots_later_keeps_steps_with_the_others(
