@@ -45,7 +45,8 @@ from muster.node_health import NodeHealth
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest
-from muster.slurm.client.types import JobAnswers, Unknown
+from muster.slurm.client.states import NodeState
+from muster.slurm.client.types import JobAnswers, Node, Unknown
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, common_pb2, node_pb2, node_pb2_grpc
 
 _NODE_ATTACH = "/muster.v1.NodeService/Attach"
@@ -1157,6 +1158,25 @@ async def test_nodes_says_that_an_operator_has_drained_a_node_with_scontrol(worl
         world.coordinator.engine.post(event)
         shown = {view.node: view for view in (await api.Nodes(api_pb2.ListRequest())).nodes}
         assert (shown["n1"].verdict, shown["n1"].reason) == ("FIT", words)
+
+
+@pytest.mark.parametrize(
+    ("power", "words"),
+    [
+        (NodeState.POWERED_DOWN, "powered down by Slurm"),
+        (NodeState.POWERING_DOWN, "powered down by Slurm"),
+        (NodeState.POWERING_UP, "Slurm powers it up"),
+    ],
+)
+async def test_nodes_says_that_slurm_has_powered_a_node_down(
+    world: ScriptedWorld, api: Any, power: NodeState, words: str
+) -> None:
+    assert world.coordinator
+    await world.send_signal("n1", 13)  # its daemon was heard
+    await world.coordinator.roster.refresh()
+    world.coordinator.roster.nodes = {"n1": Node("n1", frozenset({NodeState.IDLE, power}))}
+    shown = {view.node: view for view in (await api.Nodes(api_pb2.ListRequest())).nodes}
+    assert (shown["n1"].verdict, shown["n1"].reason) == ("FIT", words)
 
 
 async def test_nodes_names_the_lemons_of_the_sites_policy(world: ScriptedWorld, tmp_path: Path) -> None:

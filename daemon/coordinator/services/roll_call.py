@@ -17,7 +17,8 @@ from muster.daemon.coordinator.services.views import ever_heard, jobs_of, node_v
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.node_health import RESUMABLE, NodeHealth
-from muster.slurm.client.types import GONE
+from muster.slurm.client.states import NodeState
+from muster.slurm.client.types import GONE, Gone, Node
 from muster.v1 import api_pb2
 
 UNHEARD = "UNHEARD"
@@ -64,7 +65,17 @@ def roll_call(
             view.verdict = UNHEARD
             unheard = f"no musterd was ever heard; {node_seen(name, roster.nodes.get(name, GONE)).text}"
             view.reason = "; ".join(filter(None, (view.reason, unheard)))
+        elif not view.musterd_attached and (power := _power_words(roster.nodes.get(name, GONE))):
+            view.reason = "; ".join(filter(None, (view.reason, power)))
         yield view
+
+
+def _power_words(found: Node | Gone) -> str:
+    """That Slurm has powered the node down, or powers it up: its daemon is not missed; empty: neither."""
+    states = found.states if isinstance(found, Node) else ()
+    if NodeState.POWERING_UP in states:
+        return "Slurm powers it up"
+    return "powered down by Slurm" if {NodeState.POWERED_DOWN, NodeState.POWERING_DOWN} & set(states) else ""
 
 
 def known_nodes(state: DurableState, observed: ObservedState, roster: SlurmRoster) -> set[str]:
