@@ -146,59 +146,58 @@ async def begin(gang: Gang, generation: int) -> None:
 
 
 @dataclass(frozen=True)
-class Restarts:
-    """Three generations of four ranks, each ended by a rank that is killed. `table`: milliseconds of each restart.
-    `outputs`: of the ranks of the last generation. `errors`: of the agents."""
+class Restart:
+    """Four ranks that start again after one was killed. `phases`: milliseconds since then. `outputs`: of the ranks that
+    were started again. `errors`: of the agents."""
 
-    table: list[str]
+    phases: str
     step_s: float
     outputs: list[str]
     errors: list[str]
 
 
 @pytest.fixture(scope="module")
-def restarts(tmp_path_factory: pytest.TempPathFactory) -> Restarts:
-    return asyncio.run(restart_three_times(tmp_path_factory.mktemp("restarts")))
+def restart(tmp_path_factory: pytest.TempPathFactory) -> Restart:
+    return asyncio.run(restart_once(tmp_path_factory.mktemp("restart")))
 
 
-async def restart_three_times(folder: Path) -> Restarts:
+async def restart_once(folder: Path) -> Restart:
     async with scripted_gang(folder, PRELOAD) as gang:
         await gang.start(4, sys.executable, gang.script(TRAIN))
         generation = await train(gang, 1, "step 5")
-        table = []
-        for _ in range(3):
-            killed = time.time()
-            with suppress(LookupError):  # its agent has just killed it, as in `train`
-                os.kill(rank_pid(gang, "n1"), signal.SIGKILL)
-            await gang.until(lambda: gang.rank("n1", generation).phase == RANK_PHASE_EXITED)  # noqa: B023
-            told = time.time()
-            generation = await train(gang, generation + 1, "step 5")
-            found = marks(gang, generation)
-            phases = {"told": told} | {words: max(found[words]) for words in ("script", "group", "model", "step 1")}
-            table.append(" ".join(f"{name} {1000 * (at - killed):.0f}" for name, at in phases.items()))
+        killed = time.time()
+        with suppress(LookupError):  # its agent has just killed it, as in `train`
+            os.kill(rank_pid(gang, "n1"), signal.SIGKILL)
+        await gang.until(lambda: gang.rank("n1", generation).phase == RANK_PHASE_EXITED)
+        told = time.time()
+        found = marks(gang, again := await train(gang, generation + 1, "step 5"))
+        phases = {"told": told} | {words: max(found[words]) for words in ("script", "group", "model", "step 1")}
         steps = [max(found[f"step {n}"]) for n in range(1, 6)]
-        outputs = [gang.output(rank, generation) for rank in range(4)]
-        errors = [(gang.folder / f"{node}.err").read_text() for node in gang.nodes]
-        return Restarts(table, statistics.median(b - a for a, b in itertools.pairwise(steps)), outputs, errors)
+        return Restart(
+            " ".join(f"{name} {1000 * (at - killed):.0f}" for name, at in phases.items()),
+            statistics.median(b - a for a, b in itertools.pairwise(steps)),
+            [gang.output(rank, again) for rank in range(4)],
+            [(gang.folder / f"{node}.err").read_text() for node in gang.nodes],
+        )
 
 
-def test_from_a_killed_rank_to_the_first_step(restarts: Restarts, capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"rank killed, 4 ranks, ms since the kill, a step takes {1000 * restarts.step_s:.0f} ms:"
+def test_from_a_killed_rank_to_the_first_step(restart: Restart, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
-        print(f"\n{words}", *restarts.table, sep="\n  ")
+        print(f"\nrank killed, 4 ranks, a step takes {1000 * restart.step_s:.0f} ms, ms since the kill:")
+        print(f"  {restart.phases}")
     # No rank imported torch for itself, which would take longer than all of that.
-    assert not [error for error in restarts.errors if "started by exec" in error]
+    assert not [error for error in restart.errors if "started by exec" in error]
 
 
-def test_nothing_is_imported_late(restarts: Restarts) -> None:
-    for output in restarts.outputs:
+def test_nothing_is_imported_late(restart: Restart) -> None:
+    for output in restart.outputs:
         assert int(re.findall(r"^parameters (\d+)$", output, re.M)[0]) >= 3_000_000
         (late,) = re.findall(r"^late ?(.*)$", output, re.M)
         assert len(late.split()) <= 2, late  # what costs nothing
 
 
-def test_the_store_is_the_agents(restarts: Restarts) -> None:
-    for output in restarts.outputs:
+def test_the_store_is_the_agents(restart: Restart) -> None:
+    for output in restart.outputs:
         assert re.findall(r"^store (.*)$", output, re.M) == ["True True"], output
         assert "failed to bind" not in output
 
