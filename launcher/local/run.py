@@ -20,8 +20,9 @@ from muster.launcher.local.faults import Fault
 from muster.launcher.output.rank_logs import RankLogReader, Wanted
 from muster.v1.api_pb2 import EventsRequest, GangView
 
-_ATTACH_TIMEOUT_S = 30.0
-"""Seconds until the first agent must have attached."""
+_ATTACH_TIMEOUT_S = 120.0
+"""Seconds until the first agent must have attached. A process that ends is noticed at once: this only ends a wait that
+would never end, so it is long enough for a busy machine."""
 _FINAL_VIEW_TIMEOUT_S = 10.0
 """Seconds to wait for the gang's final state after all agents have exited."""
 _CANCEL_INTERVAL_S = 0.5

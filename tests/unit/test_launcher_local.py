@@ -132,7 +132,7 @@ class Run:
             umask=umask,
         )
 
-    def end(self, seconds: float = 60.0) -> tuple[int, str, str]:
+    def end(self, seconds: float = 240.0) -> tuple[int, str, str]:
         """Exit status, standard output and standard error."""
         out, err = self.popen.communicate(timeout=seconds)
         return self.popen.returncode, out, err
