@@ -13,7 +13,7 @@ import pytest
 from muster.slurm.testcluster.cluster import Cluster
 from muster.slurm.testcluster.spec import LOGIN
 from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
-from muster.slurm.testcluster.waiting import wait_until
+from muster.slurm.testcluster.waiting import allowed, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -45,9 +45,15 @@ def diagnose(cluster: Cluster, job: int, *options: str) -> dict[str, Any]:
 
 
 def top(cluster: Cluster, job: int) -> str:
-    """What `muster top JOB` writes on a terminal of 80 columns until a user ends it."""
-    script = f"(sleep 8; printf n; sleep 2; printf q) | script -qec 'stty cols 80 rows 24; muster top {job}' /dev/null"
-    return cluster.sh(LOGIN, f"export TERM=xterm-256color; {script}", user="alice")
+    """What `muster top JOB` writes on a terminal of 80 columns. A key is pressed once the screen before it is there."""
+    drawn = f"/tmp/top-{job}"
+    keys = "; ".join(
+        f"while [ -e {drawn} ] && ! grep -qF '{words}' {drawn}; do sleep 0.1; done; printf {key}"
+        for words, key in (("recoveries (v)", "n"), ("[n]nodes", "q"))
+    )
+    command = f"stty cols 80 rows 24; TERM=xterm-256color muster top {job}"
+    script = f">{drawn}; ({keys}) | {{ script -qfec '{command}' {drawn} >/dev/null; cat {drawn}; rm {drawn}; }}"
+    return cluster.exec(LOGIN, "bash", "-c", script, user="alice", timeout=allowed(60)).stdout
 
 
 def test_a_torn_group_is_named_to_whom_the_job_belongs(healthy: Cluster) -> None:
