@@ -18,7 +18,16 @@ from muster.daemon.transport.identity import Credentials, IdentityError
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
 from muster.daemon.transport.tls import SAME_CONNECTIONS, Trust, is_answer_without_tls, is_proof_failure, may_want_tls
-from muster.launcher.errors import Busy, LauncherError, NotAllowed, NotNow, SiteFault, Unavailable, WrongInput
+from muster.launcher.errors import (
+    Busy,
+    LauncherError,
+    NoCredential,
+    NotAllowed,
+    NotNow,
+    SiteFault,
+    Unavailable,
+    WrongInput,
+)
 from muster.launcher.version_check import VersionCheck
 from muster.v1 import api_pb2 as pb
 from muster.v1.api_pb2_grpc import MusterStub
@@ -362,10 +371,10 @@ class CoordinatorClient:
         raise _to_launcher_error(error, self.address, self._trust, self._where_to_look) from None
 
 
-def identity_fault(error: IdentityError) -> SiteFault:
+def identity_fault(error: IdentityError) -> NoCredential:
     """The error for credentials that are not available."""
     hint = "start munged on this host, as for Slurm (Debian: apt install munge)" if "munge" in str(error) else ""
-    return SiteFault(f"can't authenticate: {error}", hint)
+    return NoCredential(f"can't authenticate: {error}", hint)
 
 
 def _to_launcher_error(

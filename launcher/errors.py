@@ -61,3 +61,7 @@ class SiteFault(LauncherError):
     """The site must fix its settings first."""
 
     status = 78
+
+
+class NoCredential(SiteFault):
+    """This host has no credential for its user. Slurm's commands can't do anything without munge, either."""

@@ -14,7 +14,7 @@ from typing import Self
 from muster.daemon.transport.site_config import Site
 from muster.launcher.command import connect, print_note
 from muster.launcher.coordinator_client import CoordinatorClient
-from muster.launcher.errors import LauncherError, SiteFault, Unavailable
+from muster.launcher.errors import LauncherError, NoCredential, SiteFault, Unavailable
 from muster.v1.common_pb2 import JobSpec
 
 
@@ -55,7 +55,9 @@ class Registration:
             return await self._answer
         except (Unavailable, SiteFault) as error:
             if not force:
-                nothing = "Nothing was queued. With --force the job is queued, and registers itself when it starts"
+                nothing = "Nothing was queued"
+                if not isinstance(error, NoCredential):
+                    nothing += ". With --force the job is queued, and registers itself when it starts"
                 raise type(error)(error.message, "\n  ".join(filter(None, (error.hint, nothing)))) from None
             print_note(f"muster: {error.message}; the job is queued because of --force")
             print_note("  whether an earlier run of this job is to be continued is not known: --resume PATH says so")

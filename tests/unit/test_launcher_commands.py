@@ -29,7 +29,7 @@ from muster.launcher.commands.flush import outcome_of_flush
 from muster.launcher.commands.submit import prepare, submit
 from muster.launcher.commands.swap import Outcome, outcome_of_swap
 from muster.launcher.coordinator_client import CALL_TIMEOUT_S, CoordinatorClient, gang_ref
-from muster.launcher.errors import NotNow, SiteFault, Unavailable, WrongInput
+from muster.launcher.errors import NoCredential, NotNow, SiteFault, Unavailable, WrongInput
 from muster.launcher.main import COMMANDS, main, parser
 from muster.launcher.output.node_tables import NodeFilter, node_lines
 from muster.launcher.output.screen import Screen
@@ -170,6 +170,12 @@ async def test_without_a_coordinator_nothing_is_queued(world: ScriptedWorld, tmp
     assert "Nothing was queued. With --force" in refused.value.hint
     assert set(world.cluster.jobs()) == before
     assert not (tmp_path / "run").exists()
+
+
+async def test_without_a_credential_force_is_no_way_out(world: ScriptedWorld, tmp_path: Path) -> None:
+    with pytest.raises(NoCredential) as refused:
+        await queue(world, tmp_path, "--auth", f"secret:{tmp_path}/none")
+    assert refused.value.hint.endswith("Nothing was queued")
 
 
 async def test_force_queues_without_a_coordinator(
