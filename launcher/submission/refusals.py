@@ -40,6 +40,7 @@ def hint_for(message: str, job: Job, options: Sequence[SbatchOption]) -> str:
         "afterok:JOB, for example. squeue --me shows jobs",
         "Invalid Trackable RESource": f"{gres}GPUs are written as gpu:COUNT or gpu:TYPE:COUNT",
         "Invalid --time": f"{_given(own, 'time')}times are written as MINUTES, H:MM:SS or D-HH:MM:SS",
+        "Unable to contact slurm controller": "check slurmctld with: scontrol ping",
         "unrecognized option": "sbatch does not have this option. An argument of the script belongs into command of "
         "job.toml",
         "Requested node configuration is not available": "too few nodes of the partition have all that is asked of "

@@ -438,6 +438,7 @@ def test_refusals_have_hints(message: str, hint: str) -> None:
         ("Invalid feature specification", "sinfo -o '%P %f'"),
         ("Invalid node name specified", "--exclude=n1 --nodelist=n2: Slurm does not have one of the nodes"),
         ("Requested reservation is invalid", "scontrol show reservation"),
+        ("Unable to contact slurm controller (connect failure)", "check slurmctld with"),
         ("Invalid license specification", "scontrol show licenses"),
         ("Job dependency problem", "Slurm does not know the job"),
         ("Invalid Trackable RESource (TRES) specification", "gpus_per_node = 4: GPUs are written as gpu:COUNT"),

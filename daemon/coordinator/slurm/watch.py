@@ -290,6 +290,8 @@ def _end_of_script(found: Job) -> str:
     """How a user's own script has ended of which no agent attached."""
     if found.exit_signal == NO_OUTPUT_SIGNAL:
         return f"{found.batch_host or 'its first node'} could not open the job's output file"
+    if found.state is JobState.CANCELLED and not found.exit_signal and not found.exit_code:
+        return ""  # its script has not begun
     how = f"by signal {found.exit_signal}" if found.exit_signal else f"with exit code {found.exit_code or 0}"
     return f"its script has ended {how}, before a launch that is supervised"
 
