@@ -19,8 +19,10 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from muster.slurm.image.engine import Engine, EngineError, Outcome, find_engine
 from muster.slurm.image.nvml_stand_in import healthy_gpu
@@ -346,13 +348,20 @@ class Cluster:
         """Stops the coordinator. Its supervisor starts it again at once."""
         return self.restart_service(host, COORDINATOR, signal)
 
-    def reconfigure(self, spec: ClusterSpec) -> None:
-        """Applies other Slurm settings to the running cluster. The nodes do not change."""
-        self.spec = spec
-        for name, text in spec.files().items():
+    def reconfigure(self, spec: ClusterSpec | None = None, **changes: Any) -> None:
+        """Applies other Slurm settings to the running cluster: `spec`, with `changes`. The nodes do not change."""
+        self.spec = replace(spec or self.spec, **changes)
+        for name, text in self.spec.files().items():
             (self.folder / "slurm" / name).write_text(text)
         self.exec(CONTROLLER, "scontrol", "reconfigure")
         wait_until(self._slurmctld_answers, 30, "slurmctld answers after reconfiguring")
+
+    def set_program(self, setting: str, text: str) -> None:
+        """Lets Slurm call a program with this text, as its `setting` says: a Prolog or a TaskProlog."""
+        program = self.folder / "slurm" / f"{setting}.sh"
+        program.write_text(text)
+        program.chmod(0o755)
+        self.reconfigure(extra=(*self.spec.extra, f"{setting}=/etc/slurm/{setting}.sh"))
 
     # Repair
 

@@ -55,6 +55,14 @@ def healthy(cluster: Cluster) -> Cluster:
     return cluster
 
 
+@pytest.fixture
+def other_settings(healthy: Cluster) -> Iterator[Cluster]:
+    """The cluster with Slurm settings that a test may change. They are restored afterwards."""
+    spec = healthy.spec
+    yield healthy
+    healthy.reconfigure(spec)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Add to a failure what the cluster shows: the nodes, the queue, the controller's logs, the newest jobs' output."""

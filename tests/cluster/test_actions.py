@@ -5,7 +5,6 @@ The tests share one job. Each leaves it training, but for the last one.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -28,7 +27,7 @@ def training(cluster: Cluster) -> Iterator[Training]:
         training.submit()
         user(training, "scontrol update jobid={job} comment=mine")
         training.wait_step(10)
-        cluster.reconfigure(dataclasses.replace(before, extra=(*before.extra, "RebootProgram=/bin/true")))
+        cluster.reconfigure(extra=(*before.extra, "RebootProgram=/bin/true"))
         yield training
     cluster.restore_all()
     cluster.reconfigure(before)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -30,12 +28,10 @@ def wait_attached_and_fit(training: Training) -> None:
 
 
 @pytest.fixture
-def patient(healthy: Cluster) -> Iterator[Cluster]:
+def patient(other_settings: Cluster) -> Cluster:
     """A cluster on which slurmctld waits a minute, not 10 s, before it sets a node DOWN that cannot prove who it is."""
-    spec = healthy.spec
-    healthy.reconfigure(dataclasses.replace(spec, slurmd_timeout=60))
-    yield healthy
-    healthy.reconfigure(spec)
+    other_settings.reconfigure(slurmd_timeout=60)
+    return other_settings
 
 
 def test_training_outlives_munged(patient: Cluster) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterator
 
 import pytest
 from tests.cluster.test_submit import lay_out, muster, slurm_state, submit
@@ -21,14 +19,10 @@ SHORT = ["sh", "-c", "sleep 2"]
 
 
 @pytest.fixture
-def hanging(healthy: Cluster) -> Iterator[Cluster]:
+def hanging(other_settings: Cluster) -> Cluster:
     """The Prolog hangs on n1 and n4."""
-    spec, prolog = healthy.spec, healthy.folder / "slurm" / "prolog.sh"
-    prolog.write_text(HANGS)
-    prolog.chmod(0o755)
-    healthy.reconfigure(dataclasses.replace(spec, extra=("Prolog=/etc/slurm/prolog.sh",)))
-    yield healthy
-    healthy.reconfigure(spec)
+    other_settings.set_program("Prolog", HANGS)
+    return other_settings
 
 
 def test_a_prolog_that_hangs_costs_no_generation_and_no_second_run_on_its_node(hanging: Cluster) -> None:

@@ -5,7 +5,6 @@ The job continues from memory if its nodes have kept it, else from durable stora
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -27,7 +26,7 @@ def preempting(cluster: Cluster) -> Iterator[Cluster]:
     spec = cluster.spec
     urgent = f"PartitionName=urgent Nodes=n[0-{spec.nodes - 1}] PriorityTier=10 State=UP"
     extra = (*spec.extra, "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", urgent)
-    cluster.reconfigure(dataclasses.replace(spec, extra=extra))
+    cluster.reconfigure(extra=extra)
     cluster.sh(CONTROLLER, f"scontrol update PartitionName=main GraceTime={GRACE_S}")
     yield cluster
     cluster.restore_all()

@@ -120,17 +120,11 @@ def test_a_required_group_that_is_torn_does_not_start(healthy: Cluster) -> None:
         wait_until(lambda: "FAILED" in healthy.sh(LOGIN, f"{state} {job}"), 30, "Slurm has the job as failed")
 
 
-@pytest.fixture
-def with_gpus(healthy: Cluster) -> Iterator[Cluster]:
-    """The shared cluster, with four GPUs on each node in Slurm."""
-    spec = healthy.spec
-    healthy.reconfigure(dataclasses.replace(spec, gpus=4))
-    yield healthy
-    healthy.reconfigure(spec)
-
-
-def test_ranks_are_told_their_gpu_adapters_groups_and_nodes_at_the_start_and_after_a_swap(with_gpus: Cluster) -> None:
-    cluster, nodes = with_gpus, ("n0", "n1", "n2")
+def test_ranks_are_told_their_gpu_adapters_groups_and_nodes_at_the_start_and_after_a_swap(
+    other_settings: Cluster,
+) -> None:
+    cluster, nodes = other_settings, ("n0", "n1", "n2")
+    cluster.reconfigure(gpus=4)
     for node in nodes:
         cluster.give_hardware(node, dataclasses.replace(CROSSED, cluster=f"{0x4A1C:032x}", clique=9))
     wait_until(lambda: all(hardware_of(cluster, node) for node in nodes), 60, "musterd has seen the hardware")

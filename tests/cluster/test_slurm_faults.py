@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -148,14 +147,10 @@ def test_a_job_that_too_few_nodes_are_left_for_says_so_and_starts_once_one_is_re
 
 
 @pytest.fixture
-def failing(healthy: Cluster) -> Iterator[Cluster]:
+def failing(other_settings: Cluster) -> Cluster:
     """The TaskProlog fails on n1."""
-    spec, program = healthy.spec, healthy.folder / "slurm" / "task_prolog.sh"
-    program.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n1 ] || exit 3\n')
-    program.chmod(0o755)
-    healthy.reconfigure(dataclasses.replace(spec, extra=(*spec.extra, "TaskProlog=/etc/slurm/task_prolog.sh")))
-    yield healthy
-    healthy.reconfigure(spec)
+    other_settings.set_program("TaskProlog", '#!/bin/sh\n[ "$SLURMD_NODENAME" != n1 ] || exit 3\n')
+    return other_settings
 
 
 def test_a_task_prolog_that_fails_costs_a_node_and_no_gather_timeout(failing: Cluster) -> None:

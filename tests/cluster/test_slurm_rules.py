@@ -8,10 +8,8 @@ The rules are Slurm's. They change with Slurm, not with Muster, so `make test-lo
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -166,21 +164,12 @@ def test_the_end_of_a_batch_script_on_a_former_batch_host_ends_the_job(healthy: 
 
 
 @pytest.fixture
-def other_settings(healthy: Cluster) -> Iterator[Cluster]:
-    """The cluster with Slurm settings that a test may change. They are restored afterwards."""
-    spec = healthy.spec
-    yield healthy
-    healthy.reconfigure(spec)
-
-
-@pytest.fixture
 def impatient(other_settings: Cluster) -> Cluster:
     """A cluster that notices a missing batch script 5 s after the job's start; the default is 20 s.
 
     Slurm adds the message timeout (10 s) to BatchStartTimeout (10 s).
     """
-    extra = ("BatchStartTimeout=1", "MessageTimeout=4")
-    other_settings.reconfigure(dataclasses.replace(other_settings.spec, extra=extra))
+    other_settings.reconfigure(extra=("BatchStartTimeout=1", "MessageTimeout=4"))
     return other_settings
 
 
@@ -308,10 +297,7 @@ def test_a_signal_reaches_every_process_of_a_step(healthy: Cluster) -> None:
 
 def test_a_failing_prolog_drains_the_node_and_holds_the_job(other_settings: Cluster) -> None:
     cluster = other_settings
-    prolog = cluster.folder / "slurm" / "prolog.sh"
-    prolog.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n6 ]\n')
-    prolog.chmod(0o755)
-    cluster.reconfigure(dataclasses.replace(cluster.spec, extra=("Prolog=/etc/slurm/prolog.sh",)))
+    cluster.set_program("Prolog", '#!/bin/sh\n[ "$SLURMD_NODENAME" != n6 ]\n')
     job = Job(cluster, "srun true", "-wn6", "-N1")
     wait_until(lambda: cluster.node_states()["n6"] == "drained", 15, "n6 is drained")
     wait_until(lambda: job.field("Reason") == "launch_failed_requeued_held", 15, "the job is held")
@@ -320,12 +306,12 @@ def test_a_failing_prolog_drains_the_node_and_holds_the_job(other_settings: Clus
 @pytest.mark.usefixtures("newer")
 def test_a_requeue_waits_121_seconds_unless_requeue_delay_says_less(other_settings: Cluster) -> None:
     cluster = other_settings
-    cluster.reconfigure(dataclasses.replace(cluster.spec, requeue_delay=None))
+    cluster.reconfigure(requeue_delay=None)
     slow = Job(cluster, "sleep 60", "-N1")
     slow.reaches("RUNNING", 20)
     cluster.exec(CONTROLLER, "scontrol", "requeue", slow.id)
     wait_until(lambda: slow.field("Reason") == "BeginTime", 10, "it waits for its begin time")
-    cluster.reconfigure(dataclasses.replace(cluster.spec, requeue_delay=1))
+    cluster.reconfigure(requeue_delay=1)
     quick = Job(cluster, "sleep 60", "-N1")
     quick.reaches("RUNNING", 20)
     cluster.exec(CONTROLLER, "scontrol", "requeue", quick.id)
