@@ -22,10 +22,6 @@ class Outcome(StrEnum):
     SILENT = "silent"  # the check did not end within its deadline
 
 
-BAD = frozenset({Outcome.WRONG, Outcome.FAILED, Outcome.SILENT})
-"""Outcomes with which a node shall not train. A slow node may."""
-
-
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """The result of one check.

@@ -31,16 +31,6 @@ STEP = "muster.step"
 STRUCTURE = "muster.structure"
 
 
-class Stateful(Protocol):
-    """An object whose state can be kept."""
-
-    def state_dict(self) -> Any:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: Any) -> Any:
-        """Load a state."""
-
-
 @runtime_checkable
 class StepCounter(Protocol):
     """A sampler whose state follows from the finished steps, and is equal on all ranks: a ShardedSampler, or a user's
