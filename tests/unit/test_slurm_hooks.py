@@ -207,48 +207,37 @@ class Waiting:
             self._then()
 
 
-async def _end_job(hook: Hook, job: int, waiting: Waiting) -> int:
-    return await asyncio.to_thread(epilog.run, hook, job, lambda: waiting.now, waiting.pause)
+async def _waited_s(musterd: Musterd, hook: Hook, choice: str, job: int = 7, waiting: Waiting | None = None) -> float:
+    """Seconds for which the Epilog of a job waits while memory of job 7 is kept."""
+    _chooses(hook, choice)
+    await _keep(musterd, 7)
+    clock = waiting or Waiting()
+    assert await asyncio.to_thread(epilog.run, hook, job, lambda: clock.now, clock.pause) == 0
+    return clock.now
 
 
 async def test_an_epilog_waits_for_nothing_by_default(musterd: Musterd, hook: Hook) -> None:
-    await _keep(musterd, 7)
-    waiting = Waiting()
-    assert await _end_job(hook, 7, waiting) == 0
-    assert waiting.now == 0
+    assert await _waited_s(musterd, hook, "") == 0
 
 
 async def test_an_epilog_waits_until_the_memory_is_needed_no_more(musterd: Musterd, hook: Hook) -> None:
-    _chooses(hook, "epilog_wait_s = 60")
-    await _keep(musterd, 7)
     waiting = Waiting(3, lambda: musterd.store.mark_obsolete("g", 0))
-    assert await _end_job(hook, 7, waiting) == 0
-    assert waiting.now == 0.75
+    assert await _waited_s(musterd, hook, "epilog_wait_s = 60", waiting=waiting) == 0.75
 
 
 async def test_an_epilog_gives_up_at_the_sites_limit(musterd: Musterd, hook: Hook) -> None:
-    _chooses(hook, "epilog_wait_s = 5")
-    await _keep(musterd, 7)
-    waiting = Waiting()
-    assert await _end_job(hook, 7, waiting) == 0
-    assert waiting.now == 5
+    assert await _waited_s(musterd, hook, "epilog_wait_s = 5") == 5
 
 
 async def test_the_memory_of_another_job_is_not_waited_for(musterd: Musterd, hook: Hook) -> None:
-    _chooses(hook, "epilog_wait_s = 60")
-    await _keep(musterd, 7)
-    waiting = Waiting()
-    assert await _end_job(hook, 8, waiting) == 0
-    assert waiting.now == 0
+    assert await _waited_s(musterd, hook, "epilog_wait_s = 60", job=8) == 0
 
 
 async def test_a_musterd_that_goes_down_is_not_waited_for(musterd: Musterd, hook: Hook) -> None:
-    _chooses(hook, "epilog_wait_s = 60")
-    await _keep(musterd, 7)
-    waiting = Waiting(2, lambda: musterd.path.rename(musterd.path.with_suffix(".gone")))
-    assert await _end_job(hook, 7, waiting) == 0
-    assert waiting.now == 0.5
-    musterd.path.with_suffix(".gone").rename(musterd.path)
+    gone = musterd.path.with_suffix(".gone")
+    waiting = Waiting(2, lambda: musterd.path.rename(gone))
+    assert await _waited_s(musterd, hook, "epilog_wait_s = 60", waiting=waiting) == 0.5
+    gone.rename(musterd.path)
 
 
 async def test_only_root_learns_whose_memory_is_kept(tmp_path: Path) -> None:
