@@ -1,8 +1,10 @@
 """Replicas that disagree in a simulated gang: who is named, what is restored, and what happens to the node."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from tests.unit import training_worlds
 
 from muster.daemon.coordinator.core.detection.corruption_detector import MOST_CORRUPT_COPIES, MOST_DISAGREEMENTS
 from muster.daemon.coordinator.core.recovery import restore_plan
@@ -21,11 +23,7 @@ from muster.simulator.scenario import Scenario
 from muster.simulator.world.agent import Rank
 from muster.v1 import api_pb2
 
-
-def training(nodes: int = 4, spares: int = 1, **given: object) -> Scenario:
-    world = Scenario(nodes, spares, **given)  # type: ignore[arg-type]
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 3)
-    return world
+training = partial(training_worlds.training, spares=1)
 
 
 def carrying(world: Scenario) -> list[str]:

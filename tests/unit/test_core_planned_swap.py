@@ -1,6 +1,7 @@
 """Planned swaps: ranks leave a node that reports a precursor, in simulated worlds."""
 
 import pytest
+from tests.unit.training_worlds import carrying, health, training, verbs
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
@@ -9,24 +10,6 @@ from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.node_health import NodeHealth
 from muster.simulator.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
-
-
-def training(nodes: int = 4, spares: int = 2, **given: object) -> Scenario:
-    world = Scenario(nodes, spares, **given)  # type: ignore[arg-type]
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 3)
-    return world
-
-
-def carrying(world: Scenario) -> list[str]:
-    return [seat.node for seat in world.gang.roster.seats]
-
-
-def verbs(world: Scenario) -> list[tuple[str, str]]:
-    return [(call.verb, call.node) for call in world.slurm]
-
-
-def health(world: Scenario, node: str) -> NodeHealth:
-    return world.core.state.node(node).health
 
 
 def test_the_ranks_leave_the_node_and_repeat_no_step() -> None:

@@ -1,16 +1,16 @@
 """Precursors that end: the node is FIT again, in simulated worlds."""
 
+from functools import partial
+
+from tests.unit import training_worlds
+
 from muster.daemon.coordinator.core.detection.hardware_signals import PRECURSORS_KEPT
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.state_tables import Phase, Response
+from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.node_health import NodeHealth
 from muster.simulator.scenario import Scenario
 
-
-def training(spares: int = 0) -> Scenario:
-    world = Scenario(3, spares)
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 3)
-    return world
+training = partial(training_worlds.training, nodes=3, spares=0)
 
 
 def report(world: Scenario, response: str, reason: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from tests.unit.training_worlds import training, verbs
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
@@ -16,22 +17,12 @@ from muster.simulator.scenario import Scenario
 from muster.slurm.client.states import JobState
 
 
-def training(nodes: int = 4, spares: int = 2, **spec: object) -> Scenario:
-    world = Scenario(nodes, spares, **spec)
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 3)
-    return world
-
-
 def recovered(world: Scenario, generation: int = 2) -> Callable[[], bool]:
     return lambda: world.gang.newest.stepped_generation == generation
 
 
 def carriers(world: Scenario) -> list[str]:
     return [seat.node for seat in world.gang.roster.seats]
-
-
-def verbs(world: Scenario) -> list[tuple[str, str]]:
-    return [(call.verb, call.node) for call in world.slurm]
 
 
 def test_all_ranks_start_and_spares_stand_by() -> None:

@@ -1,35 +1,21 @@
 """Drains that operators request, in simulated worlds."""
 
+from functools import partial
+
 import pytest
+from tests.unit import training_worlds
+from tests.unit.training_worlds import carrying, spare, verbs
 
 from muster.daemon.coordinator.core.detection.circuit_breaker import MIB
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import gang_view
 from muster.node_health import NodeHealth
-from muster.simulator.scenario import Scenario
 from muster.slurm.client.states import NodeState
 
+training = partial(training_worlds.training, spares=1)
+
 REASON = "its fan is loud"
-
-
-def training(nodes: int = 4, spares: int = 1, **given: object) -> Scenario:
-    world = Scenario(nodes, spares, **given)  # type: ignore[arg-type]
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 3)
-    return world
-
-
-def carrying(world: Scenario) -> list[str]:
-    return [seat.node for seat in world.gang.roster.seats]
-
-
-def spare(world: Scenario) -> str:
-    return next(node for node in world.gang.roster.members if node not in carrying(world))
-
-
-def asked_of_slurm(world: Scenario) -> list[tuple[str, str]]:
-    return [(call.verb, call.node) for call in world.slurm]
 
 
 def test_the_ranks_leave_the_node_without_losing_a_step_and_slurm_drains_it() -> None:
@@ -42,7 +28,7 @@ def test_the_ranks_leave_the_node_without_losing_a_step_and_slurm_drains_it() ->
     assert recovery.cause == f"alice drains {node}: {REASON}"
     assert recovery.step_restored == recovery.step_before
     world.run_for(3)
-    assert asked_of_slurm(world) == [("drain", node), ("let_go", node)]
+    assert verbs(world) == [("drain", node), ("let_go", node)]
     assert world.slurm[0].text == f"muster: [user] alice: {REASON}"
     assert world.core.state.node(node).health is NodeHealth.FIT
     assert world.replayed_state() == world.core.state
@@ -101,7 +87,7 @@ def test_ranks_leave_a_node_that_an_administrator_sets_to_fail_until_it_is_resum
     assert (recovery.nodes_out, recovery.step_restored) == ([node], recovery.step_before)
     assert recovery.cause == f"an administrator drains {node}: state FAIL in Slurm, a fan"
     world.run_for(3)
-    assert asked_of_slurm(world) == [("let_go", node)]
+    assert verbs(world) == [("let_go", node)]
     view = gang_view(world.core.state, world.core.observed, world.gang, world.now)
     assert [shown.reason for shown in view.nodes if shown.node == node] == [recovery.cause]
     world.world.cluster.resume(node)
@@ -175,7 +161,7 @@ def test_in_observe_mode_nothing_is_drained() -> None:
     world = training(limits=Limits(observe=True))
     world.drain(carrying(world)[1], REASON)
     world.run_for(5)
-    assert (world.gang.newest.generation, asked_of_slurm(world)) == (1, [])
+    assert (world.gang.newest.generation, verbs(world)) == (1, [])
 
 
 def test_an_idle_node_with_a_strong_precursor_is_drained_at_once() -> None:
@@ -184,7 +170,7 @@ def test_an_idle_node_with_a_strong_precursor_is_drained_at_once() -> None:
     world.precursor(idle, "swap", "Xid 48")
     world.run_for(1)
     assert world.core.state.node(idle).health is NodeHealth.UNFIT
-    assert asked_of_slurm(world) == [("drain", idle)]
+    assert verbs(world) == [("drain", idle)]
 
 
 def test_a_node_with_a_strong_precursor_is_drained_when_its_job_is_over() -> None:
@@ -204,7 +190,7 @@ def test_limits_protect_idle_nodes() -> None:
     world.precursor(idle, "swap", "Xid 48")
     world.run_for(1)
     assert world.core.state.node(idle).health is NodeHealth.DEGRADED
-    assert asked_of_slurm(world) == []
+    assert verbs(world) == []
 
 
 def test_a_booted_node_is_fit_again() -> None:

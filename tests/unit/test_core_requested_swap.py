@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from tests.unit.training_worlds import carrying, spare, training
 
 from muster.daemon.coordinator.core.detection.circuit_breaker import MIB
 from muster.daemon.coordinator.core.requested_swap import Refusal
@@ -11,20 +12,6 @@ from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
 from muster.simulator.scenario import Scenario
-
-
-def training(nodes: int = 4, spares: int = 2, **given: object) -> Scenario:
-    world = Scenario(nodes, spares, **given)  # type: ignore[arg-type]
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 3)
-    return world
-
-
-def carrying(world: Scenario) -> list[str]:
-    return [seat.node for seat in world.gang.roster.seats]
-
-
-def spare(world: Scenario) -> str:
-    return next(node for node in world.gang.roster.members if node not in carrying(world))
 
 
 def request(world: Scenario, node: str, reason: str = "") -> None:

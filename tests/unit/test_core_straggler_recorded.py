@@ -1,13 +1,15 @@
 """A straggler in a simulated gang: what the core records, what users see, and what follows."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from tests.unit import training_worlds
 
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import BlockTimes
 from muster.daemon.coordinator.core.state.limits import Limits, StragglerRule
-from muster.daemon.coordinator.core.state.state_tables import Phase, Response
+from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.services.views import gang_view
 from muster.launcher.output import tables
 from muster.node_health import NodeHealth
@@ -15,11 +17,7 @@ from muster.simulator.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 from muster.v1 import api_pb2
 
-
-def training(nodes: int = 8, spares: int = 1, **given: object) -> Scenario:
-    world = Scenario(nodes, spares, **given)  # type: ignore[arg-type]
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 3)
-    return world
+training = partial(training_worlds.training, nodes=8, spares=1)
 
 
 def report(
