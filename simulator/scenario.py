@@ -322,10 +322,10 @@ class Scenario:
         """A bit of the parameters of the newest rank on the node flips."""
         self.world.flip_bit(max(self.agent(node).ranks.values(), key=lambda rank: rank.generation))
 
-    def signal(self, node: str, action: str = "unfit", reason: str = "Xid 79") -> None:
-        """The node daemon reports a hardware signal."""
+    def signal(self, node: str, action: str = "unfit", reason: str = "Xid 79", error: str = "") -> None:
+        """The node daemon reports a hardware signal. `error`: of a program, to which it is due."""
         self.machines[node].has_hardware_fault = True
-        self.world.daemons[node].report_signal(events.NodeSignalled(node, action, reason, reason))
+        self.world.daemons[node].report_signal(events.NodeSignalled(node, action, reason, reason, program_error=error))
 
     def fail_check(self, node: str, outcome: str = "wrong") -> None:
         """A node check that begins later on the node finds this."""

@@ -259,7 +259,7 @@ def test_larger_snapshots_are_written_less_often(tmp_path: Path) -> None:
         if journal.snapshot_if_due(state):
             sizes.append(len(state.dump()))
     written = sum(len(record.json) for record in journal.history("", 0, 300))
-    assert sum(sizes) < 4 * written
+    assert sum(sizes[:-1]) < written, "the facts after a snapshot take its bytes before the next one is due"
     assert sizes == sorted(sizes)
     assert len(sizes) < 20
     journal.close()

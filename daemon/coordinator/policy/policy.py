@@ -70,11 +70,12 @@ class PolicyError(Exception):
 @dataclass(frozen=True, slots=True)
 class SignalDecision:
     """The action that follows a signal. `reason` can be a Slurm drain reason: "Xid 79: GPU has fallen off the bus".
-    `response`: with "degraded", what follows."""
+    `response`: with "degraded", what follows. `by_program`: the signal is an error of a program."""
 
     action: SignalAction | Over
     reason: str
     response: Response = Response.RECORD
+    by_program: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ class _SignalRow(BaseModel):
     reason: _ReasonText
     response: Response = Response.RECORD
     """Of account only with the action degraded."""
+    by_program: bool = False
     source: str = ""
     when: _Condition | None = None
 
@@ -334,7 +336,7 @@ class Policy:
             return SignalDecision("ignore", f"{kind} {code}: a kind of signal that this policy does not know")
         row = known.codes.get(code, known.default)
         number = f" {code}" if code or known.codes else ""
-        return SignalDecision(row.action, f"{known.title}{number}: {row.reason}", row.response)
+        return SignalDecision(row.action, f"{known.title}{number}: {row.reason}", row.response, row.by_program)
 
     def row(self, kind: str, code: int) -> Row | None:
         """The row with which `decide` answers; None if this policy does not know the kind."""

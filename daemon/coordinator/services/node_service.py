@@ -17,7 +17,6 @@ from dataclasses import replace
 import grpc.aio
 
 from muster import compatibility
-from muster.daemon.coordinator.core.detection.circuit_breaker import AFTER_PROGRAM
 from muster.daemon.coordinator.core.detection.hardware_signals import PRECURSORS_KEPT
 from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsolete
 from muster.daemon.coordinator.core.state import events
@@ -59,8 +58,6 @@ RETURN_S_PER_NODE = 0.004
 To attach one node costs 3 ms of processor time (measured). The heartbeats of the other nodes come on top."""
 FOLLOW_UP_S = 10.0
 """Seconds after an error of a program within which the driver gives a node up because of it. It takes milliseconds."""
-_PROGRAM_XIDS = (11, 13, 25, 31, 43, 69)
-"""Errors that NVIDIA's Xid catalogue puts down to the program. Not 45: it follows each error, and each kill."""
 _CLOCK = "host-clock"
 """Its text is part of the reason: by how many seconds the clock is wrong."""
 _BOOTS = (2, 7)
@@ -250,11 +247,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._caller_log.log(logging.INFO, node, f"{node}: {signal.kind} {signal.code}{where}: {signal.text}")
         lasting = f"{signal.kind.removesuffix(OVER)} {signal.code}{where}"
         by_how_much = f": {signal.text}" if signal.kind == _CLOCK else ""
-        reason = decision.reason + where + by_how_much + self._program_error_before(node, signal, decision)
-        return events.NodeSignalled(node, decision.action, reason, signal.text, decision.response, lasting)
+        error = self._program_error_before(node, signal, decision)
+        reason = f"{decision.reason}{where}{by_how_much}{f', after the program met {error}' if error else ''}"
+        return events.NodeSignalled(node, decision.action, reason, signal.text, decision.response, lasting, error)
 
     def _program_error_before(self, node: str, signal: pb.Signal, decision: SignalDecision) -> str:
-        """The error of a program that came just before the driver gave the node up, as part of the reason; empty: none.
+        """The error of a program that came just before the driver gave the node up; empty: none.
 
         A page fault (Xid 31) can leave NVIDIA's driver in a state that only a boot of the node ends, and the script
         that has caused it does so on the next node, too.
@@ -262,10 +260,10 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         now = clock.monotonic()
         at, error = self._program_errors.get(node, (float("-inf"), ""))
         is_in_row = now - at < FOLLOW_UP_S
-        if signal.kind == "xid" and signal.code in _PROGRAM_XIDS:
+        if decision.by_program:
             self._program_errors[node] = now, error if is_in_row else decision.reason
         is_follow_up = signal.kind == "gpu-recovery" and signal.code in _BOOTS
-        return f"{AFTER_PROGRAM}{error}" if is_follow_up and is_in_row else ""
+        return error if is_follow_up and is_in_row else ""
 
     async def _admit(self, hello: pb.NodeHello) -> None:
         caller, called_at = current_caller(), clock.monotonic()

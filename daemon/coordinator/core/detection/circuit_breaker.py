@@ -27,8 +27,6 @@ from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.node_health import NODE_TRANSITIONS, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth
 from muster.wording import counted, listed
 
-AFTER_PROGRAM = ", after the program met "
-"""In the reason of an unfit node: which error of a program came just before. The journal holds these words."""
 MIB = 1024 * 1024
 SPARED_MIB = 1.0
 """MiB of its own records, some 20 recoveries, below which a gang goes on whatever other gangs of its user have used."""
@@ -84,15 +82,17 @@ def take_out_of_service(
     health: NodeHealth,
     reason: str,
     source: DrainSource = DrainSource.NODE,
+    program_error: str = "",
 ) -> None:
     """Set the node's health, and owe Slurm a drain (the node is alive) or DOWN. If a limit withholds the call, record
-    that. `source`: on whose word."""
+    that. `source`: on whose word. `program_error`: as in NodeSignalled."""
     held, before = reason_to_withhold(turn), turn.state.node(node).health
     if health is before or health in NODE_TRANSITIONS[before]:
         counts = source is DrainSource.NODE and before not in OUT_OF_SERVICE
         failure = failure_rate.failures(turn.state, node, turn.now) + 1 if counts else 0
         lemon = failure_rate.is_lemon(failure, turn.limits.lemon_after)
-        turn.record(facts.NodeJudged(node, health, reason, failure=failure, lemon=lemon))
+        judged = facts.NodeJudged(node, health, reason, failure=failure, lemon=lemon, program_error=program_error)
+        turn.record(judged)
     verb: facts.SlurmVerb = "down" if health in UNRESPONSIVE else "drain"
     id, job = (gang.id, gang.slurm.job) if gang else ("", 0)
     if held:
@@ -137,17 +137,17 @@ def reason_to_stop(gang_turn: GangTurn) -> str:
     gang, limits, now = gang_turn.gang, gang_turn.turn.limits, gang_turn.now
     lost = ""
     if gang.phase is Phase.RECOVERING:
-        lost = too_many_swaps(gang.recovery, limits, now) or _breaks_nodes(gang.roster, now)
+        lost = too_many_swaps(gang.recovery, limits, now) or _breaks_nodes(gang.roster, gang_turn.turn)
     return lost or too_many_records(gang_turn.turn.state, gang.account, limits, now)
 
 
-def _breaks_nodes(roster: Roster, now: float) -> str:
+def _breaks_nodes(roster: Roster, turn: Turn) -> str:
     """Why the gang may have no further node: the same error of its program has cost this run two within the hour; empty
     if none has."""
     nodes_of: dict[str, list[str]] = {}
     for member in roster.members.values():
-        _, found, error = member.removal_reason.partition(AFTER_PROGRAM)
-        if found and now - member.removed_at < LIMIT_WINDOW_S:
+        error = turn.state.program_errors.get(member.node)
+        if error and turn.now - member.removed_at < LIMIT_WINDOW_S:
             nodes_of.setdefault(error, []).append(member.node)
     for error, nodes in sorted(nodes_of.items()):
         if len(nodes) > 1:

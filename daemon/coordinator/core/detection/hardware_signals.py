@@ -39,29 +39,29 @@ def decide(turn: Turn, event: events.NodeSignalled) -> None:
     if turn.state.node(event.node).health in OUT_OF_SERVICE:
         return
     if event.signal_action == "unfit":
-        _call_unfit(turn, event.node, event.reason)
+        _call_unfit(turn, event.node, event.reason, event.program_error)
     elif event.signal_action == "unfit_unless_explained":
-        _suspect_correlated_fault(turn, event.node, event.reason)
+        _suspect_correlated_fault(turn, event)
     elif event.signal_action == "degraded":
         _begin_precursor(turn, event)
     elif event.signal_action == "over":
         _end_precursor(turn, event)
 
 
-def _call_unfit(turn: Turn, node: str, reason: str) -> None:
+def _call_unfit(turn: Turn, node: str, reason: str, program_error: str) -> None:
     """Take the node out of service. If a limit forbids it, a FIT node is DEGRADED."""
     held = circuit_breaker.reason_to_withhold(turn)
     if not held:
         gang = next(iter(turn.index.gangs_of(node)), None)
-        circuit_breaker.take_out_of_service(turn, gang, node, NodeHealth.UNFIT, reason)
+        circuit_breaker.take_out_of_service(turn, gang, node, NodeHealth.UNFIT, reason, program_error=program_error)
     elif turn.state.node(node).health is NodeHealth.FIT:
         turn.record(facts.NodeJudged(node, NodeHealth.DEGRADED, f"{reason}; the node stays in service: {held}"))
 
 
-def _suspect_correlated_fault(turn: Turn, node: str, reason: str) -> None:
+def _suspect_correlated_fault(turn: Turn, event: events.NodeSignalled) -> None:
     """Note the signal, unless a lost peer explains it already, or a signal of this node is undecided."""
-    if node not in turn.state.correlated_faults and not _lost_peer(turn, node, turn.now):
-        turn.record(facts.CorrelatedFaultSuspected(node, reason))
+    if event.node not in turn.state.correlated_faults and not _lost_peer(turn, event.node, turn.now):
+        turn.record(facts.CorrelatedFaultSuspected(event.node, event.reason, event.program_error))
 
 
 def resolve_explained(turn: Turn) -> None:
@@ -75,12 +75,12 @@ def resolve_unexplained(turn: Turn) -> None:
     """Decide the signals that have waited long enough without the loss of a peer: their nodes are unfit."""
     resolve_explained(turn)
     left = sorted(turn.state.correlated_faults.items())
-    over = [(node, fault.reason) for node, fault in left if turn.now >= _due_at(turn.observed, fault)]
-    over = [(node, reason) for node, reason in over if not _peer_may_be_lost(turn, node)]
+    over = [(node, fault) for node, fault in left if turn.now >= _due_at(turn.observed, fault)]
+    over = [(node, fault) for node, fault in over if not _peer_may_be_lost(turn, node)]
     for node, _ in over:
         turn.record(facts.CorrelatedFaultResolved(node))
-    for node, reason in over:
-        _call_unfit(turn, node, reason)
+    for node, fault in over:
+        _call_unfit(turn, node, fault.reason, fault.program_error)
 
 
 def next_deadline(state: DurableState, observed: ObservedState, now: float) -> float | None:

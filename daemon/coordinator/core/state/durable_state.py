@@ -83,6 +83,7 @@ class CorrelatedFault:
 
     reason: str
     at: float
+    program_error: str = ""
 
 
 @dataclass(slots=True)
@@ -171,6 +172,8 @@ class DurableState:
     failed_at: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Node → when it failed; entries of the 30 days before the newest one of any node. Journals of earlier versions may
     lack it."""
+    program_errors: dict[str, str] = field(default_factory=dict)
+    """Node → the error of a program because of which it last went out of service."""
 
     def node(self, name: str) -> Node:
         """The node of that name; a node that was never heard of is FIT."""

@@ -680,7 +680,7 @@ class NodeSignalled:
 
     `signal_action` is what the policy says: "unfit", "unfit_unless_explained", "degraded", "rank" or "ignore"; or
     "over": `signal` has ended. `response`: what follows when the node is DEGRADED. `signal`: its kind, code and device;
-    a node can report several.
+    a node can report several. `program_error`: the error of a program that has led to it; empty: none is known.
     """
 
     node: str
@@ -689,6 +689,7 @@ class NodeSignalled:
     text: str
     response: Response = Response.RECORD
     signal: str = ""
+    program_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

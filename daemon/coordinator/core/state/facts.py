@@ -550,7 +550,7 @@ class NodeJudged:
     that announces a fault (NodeSignalled).
 
     `failure`: which failure of the node this is, within 30 days; 0: the verdict does not count as one. `lemon`: the
-    site calls a node with so many failures a lemon.
+    site calls a node with so many failures a lemon. `program_error`: as in NodeSignalled.
     """
 
     node: str
@@ -560,6 +560,7 @@ class NodeJudged:
     failure: int = 0
     lemon: bool = False
     signal: str = ""
+    program_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,10 +575,11 @@ class PrecursorEnded:
 @dataclass(frozen=True, slots=True)
 class CorrelatedFaultSuspected:
     """A node reported a signal that the loss of a peer may explain. The core waits for that loss. `reason`: why the
-    signal is fatal if no peer is lost."""
+    signal is fatal if no peer is lost. `program_error`: as in NodeSignalled."""
 
     node: str
     reason: str
+    program_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

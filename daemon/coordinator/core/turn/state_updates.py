@@ -93,7 +93,7 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
             node = _node(state, fact.node)
             node.drain, node.repaired_at = None, at
         case facts.CorrelatedFaultSuspected():
-            state.correlated_faults[fact.node] = CorrelatedFault(fact.reason, at)
+            state.correlated_faults[fact.node] = CorrelatedFault(fact.reason, at, fact.program_error)
         case facts.CorrelatedFaultResolved():
             state.correlated_faults.pop(fact.node, None)
         case facts.SlurmCallOwed():
@@ -227,6 +227,8 @@ def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudg
     else:
         if node.health in OUT_OF_SERVICE and fact.health is NodeHealth.FIT:
             node.repaired_at = at
+        if node.health not in OUT_OF_SERVICE:
+            state.program_errors.pop(fact.node, None)
         node.health = check_node_transition(node.health, fact.health)
         if fact.health not in OUT_OF_SERVICE:
             node.drained_as, node.failed_again = "", False
@@ -240,6 +242,8 @@ def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudg
             node.precursors = {}
         if fact.health in OUT_OF_SERVICE:
             state.correlated_faults.pop(fact.node, None)
+        if fact.program_error:
+            state.program_errors[fact.node] = fact.program_error
 
 
 def _end_precursor(node: Node, signal: str) -> None:
