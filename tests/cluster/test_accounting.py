@@ -211,11 +211,10 @@ def test_a_job_that_its_qos_lets_be_suspended_stands_still_while_the_urgent_one_
         site.sh(LOGIN, f"touch {URGENT_MAY_END}")
         assert int(training.wait_recovered(2)["step_restored"]) >= committed
         assert state(site, other).startswith("COMPLET")
-        if site.spec.suite == "trixie":  # its user may do the same; pyslurm, which other suites have, does not show it
-            site.exec(LOGIN, "scancel", "--signal=STOP", str(job), user="alice")
-            training.wait(stands_still, 30, "its user has stopped it")
-            site.exec(LOGIN, "scancel", "--signal=CONT", str(job), user="alice")
-            training.wait(lambda v: not stands_still(v), 30, "it is told that the job runs")
+        site.exec(LOGIN, "scancel", "--signal=STOP", str(job), user="alice")  # its user may do the same
+        training.wait(stands_still, 30, "its user has stopped it")
+        site.exec(LOGIN, "scancel", "--signal=CONT", str(job), user="alice")
+        training.wait(lambda v: not stands_still(v), 30, "it is told that the job runs")
         training.wait_step(int(training.view["step"]) + 10)
         assert site.sh(CONTROLLER, "sinfo -hR") == ""
         training.finish()

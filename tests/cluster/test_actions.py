@@ -88,15 +88,6 @@ def test_a_signal_that_ends_ranks_costs_no_node(training: Training) -> None:
     trains_on(training, generation)
 
 
-def test_a_job_that_its_user_stops_is_left_alone_until_it_goes_on(training: Training) -> None:
-    generation = training.generation + 1
-    user(training, "scancel --signal=STOP {job}")
-    status_says(training, f"Slurm to resume job {training.job}")
-    user(training, "scancel --signal=CONT {job}")
-    assert training.wait_recovered(generation)["action"] == "restart in place"
-    trains_on(training, generation)
-
-
 def test_ranks_leave_a_node_that_is_to_fail_and_a_drained_spare_comes_last(training: Training) -> None:
     drained, *_ = spares(training)
     bad, generation = training.node_of(1), training.generation + 1
