@@ -106,11 +106,13 @@ $(DEEPSPEED)/.ready: pyproject.toml constraints.txt
 deepspeed-test: $(DEEPSPEED)/.ready ## train with DeepSpeed's engine
 	@$(DEEPSPEED)/bin/python -Im pytest -p no:cacheprovider tests/adapters/test_deepspeed.py -m long
 
-# They need another python-dateutil than the rest.
+# They need another python-dateutil than the rest. Without these versions pip tries one of boto3 after the other, which
+# takes minutes. They are not in constraints.txt, because each change of it builds the images from nothing.
 S3 := $(VENV)/s3
+S3_PINS := aiobotocore==3.10.0 boto3==1.43.117 botocore==1.43.117
 $(S3)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(S3)
-	grep -v '^python-dateutil==' constraints.txt >$(S3)/constraints.txt
+	{ grep -v '^python-dateutil==' constraints.txt; printf '%s\n' $(S3_PINS); } >$(S3)/constraints.txt
 	$(S3)/bin/pip install --quiet --disable-pip-version-check -c $(S3)/constraints.txt -e '.[s3]' 'moto[server]' \
 	    pytest pytest-asyncio pytest-timeout
 	@touch $@
