@@ -22,6 +22,7 @@ from muster.slurm.image.recipe import (
     BUILD_PACKAGES,
     IMAGE_DIR,
     RUNTIME_PACKAGES,
+    SLURM_PACKAGES,
     TEST_REQUIREMENTS,
     Recipe,
     Source,
@@ -31,7 +32,8 @@ from muster.slurm.image.recipe import (
 )
 
 LABEL = "muster.image"
-KEEP = {"cluster": 6, "accounts": 2, "tests": 4, "base": 4, "debian": 4}  # how many images of each kind are kept
+KEEP = {"cluster": 6, "accounts": 2, "slurm": 2, "tests": 4, "base": 4, "debian": 4}
+"""How many images of each kind are kept."""
 
 
 def _say(line: str) -> None:
@@ -85,7 +87,22 @@ def ensure_tests(engine: Engine, recipe: Recipe = Recipe()) -> str:  # noqa: B00
 
 
 def _ensure_without_accounts(engine: Engine, recipe: Recipe) -> str:
+    if recipe.slurm_of:
+        return _ensure_slurm(engine, recipe)
     return (ensure_tests if recipe.for_tests else ensure_base)(engine, recipe)
+
+
+def _ensure_slurm(engine: Engine, recipe: Recipe) -> str:
+    if engine.has_image(recipe.slurm_image):
+        return recipe.slurm_image
+    base = ensure_base(engine, recipe)
+    with _lock(f"slurm-{recipe.slurm_of}"):
+        if not engine.has_image(recipe.slurm_image):
+            _say(f"image: the Slurm of Debian {recipe.slurm_of}")
+            wanted = [f"{name}/{recipe.slurm_of}" for name in SLURM_PACKAGES]
+            _install(engine, base, recipe.slurm_image, "slurm", wanted)
+            _prune(engine, "slurm")
+    return recipe.slurm_image
 
 
 def _ensure_accounts(engine: Engine, recipe: Recipe) -> str:

@@ -1,12 +1,13 @@
 """The content of the image, and the digests that show whether an existing image is current.
 
-There are four layers, and one more for a cluster with accounting. The tag of each layer is a digest of everything that
-it was built from:
+There are four layers, and two that only some clusters need. The tag of each layer is a digest of everything that it was
+built from:
 
 ``muster-debian``   Debian's own packages (slow: a minute or more)
 ``muster-base``     adds the users, and the Python packages that Muster needs and Debian lacks
 ``muster-tests``    adds what only the tests need: pytest, torchdata, and pyslurm, whose build takes a minute
 ``muster-accounts`` adds slurmdbd and MariaDB (90 MB, half a minute), for a cluster with accounting
+``muster-slurm``    puts the Slurm of another Debian into the base (4 MB), for a few tests on an older Slurm
 ``muster-cluster``  adds Muster itself (about a second, after every change of the source)
 
 `make demo` does not use ``muster-tests``: its cluster image is built on ``muster-base``. Without pyslurm, Muster uses
@@ -52,6 +53,8 @@ RUNTIME_PACKAGES = [
 # Installed only in a temporary container: the image has no compiler and no headers.
 BUILD_PACKAGES = ["gcc", "libc6-dev", "python3-dev", "libslurm-dev"]
 
+SLURM_PACKAGES = [name for name in RUNTIME_PACKAGES if name.startswith("slurm")]
+
 ACCOUNTING_PACKAGES = ["slurmdbd", "mariadb-server-core", "mariadb-client-core"]
 
 TEST_REQUIREMENTS = ("pytest", "pytest-asyncio", "hypothesis", "torchdata", "matplotlib", "textual")
@@ -67,16 +70,24 @@ class Recipe:
     """One image. `suite` is the Debian suite. `pyslurm` is a version, or None if no pyslurm builds against that Slurm.
 
     `for_tests`: build the cluster image on the layer for the tests. `accounting`: with slurmdbd and its database.
+    `slurm_of`: the suite whose Slurm replaces that of `suite`; empty: none does. Such an image lacks what only the
+    tests need.
     """
 
     suite: str = "forky"
     pyslurm: str | None = PYSLURM
     for_tests: bool = True
     accounting: bool = False
+    slurm_of: str = ""
 
     @staticmethod
-    def of(suite: str, for_tests: bool = True, accounting: bool = False) -> Recipe:
-        """The recipe for one of `SUITES`. pyslurm does not build against Slurm 24.11."""
+    def of(suite: str, for_tests: bool = True, accounting: bool = False, only_slurm: bool = False) -> Recipe:
+        """The recipe for one of `SUITES`. pyslurm does not build against Slurm 24.11.
+
+        `only_slurm`: all but Slurm is of the suite of the other tests, whose layers are there anyway.
+        """
+        if only_slurm:
+            return Recipe(pyslurm=None, for_tests=False, accounting=accounting, slurm_of=suite)
         return Recipe(suite, PYSLURM if suite == "forky" else None, for_tests, accounting)
 
     @property
@@ -108,7 +119,15 @@ class Recipe:
         return f"localhost/muster-accounts:{_digest(self._without_accounts, script, *ACCOUNTING_PACKAGES)}"
 
     @property
+    def slurm_image(self) -> str:
+        """Name and tag of the layer with the Slurm of another Debian."""
+        script = (IMAGE_DIR / "install-slurm.sh").read_text()
+        return f"localhost/muster-slurm:{_digest(self.base_image, script, self.slurm_of, *SLURM_PACKAGES)}"
+
+    @property
     def _without_accounts(self) -> str:
+        if self.slurm_of:
+            return self.slurm_image
         return self.tests_image if self.for_tests else self.base_image
 
     def cluster_image(self, source: Source) -> str:

@@ -100,8 +100,9 @@ class ClusterSpec:
     `daemons`: start Muster's daemons. `standby`: start a second coordinator. `plain_text`: Muster's connections use no
     TLS. `metrics`: the daemons serve metrics. `topology` is one of topologies.py; `topology_yaml` is the text of
     topology.yaml in its place. `suite` is the image's Debian: ``forky`` has Slurm 26.05, ``trixie`` has Slurm 24.11
-    without pyslurm. `tests_image`: use the image of the tests. The other image has no pyslurm, and its build takes a
-    minute less. `accounting`: slurmdbd keeps Slurm's accounting in a database on the controller, and its limits hold.
+    without pyslurm. `only_slurm`: Python and PyTorch are those of ``forky`` all the same. `tests_image`: use the image
+    of the tests. The other image has no pyslurm, and its build takes a minute less. `accounting`: slurmdbd keeps
+    Slurm's accounting in a database on the controller, and its limits hold.
     `kinds`: nodes of several kinds, in place of `nodes` and `gpus`. Each has names and what slurm.conf says of them, as
     in "gpu-a-[001-002] Gres=gpu:h100:4 Features=ib". GPUs have the device files in the order of their types.
     `policy`: the text of policy.toml. `confined`: Slurm limits jobs with cgroups, as most sites do; `cpus` is
@@ -125,6 +126,7 @@ class ClusterSpec:
     topology: str = "tree"
     topology_yaml: str = ""
     suite: str = "forky"
+    only_slurm: bool = False
     tests_image: bool = True
     accounting: bool = False
     confined: bool = False

@@ -77,7 +77,8 @@ def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) 
         raise EngineError(f"a cluster {name!r} already exists; use another --name or remove it") from error
     try:
         _save(folder, owner=owner_of_this_process())  # if this process is killed, the cluster counts as stale
-        image = ensure_cluster_image(engine, Recipe.of(spec.suite, spec.tests_image, spec.accounting))
+        recipe = Recipe.of(spec.suite, spec.tests_image, spec.accounting, spec.only_slurm)
+        image = ensure_cluster_image(engine, recipe)
         owner = BY_HAND if by_hand else owner_of_this_process()
         with deferred_interrupts():
             subnet = _make_network(engine, name)

@@ -57,6 +57,13 @@ def test_accounting_is_a_layer_of_its_own() -> None:
     assert accounting.cluster_image(source) != plain.cluster_image(source)
 
 
+def test_an_older_slurm_needs_one_small_layer_on_the_base_of_all_other_tests() -> None:
+    source, plain, older = read_source(), Recipe.of("forky"), Recipe.of("trixie", only_slurm=True)
+    assert older.base_image == plain.base_image
+    assert older.pyslurm is None
+    assert older.cluster_image(source) not in (plain.cluster_image(source), Recipe.of("trixie").cluster_image(source))
+
+
 def test_the_demo_needs_no_layer_of_the_tests() -> None:
     demo, tests = Recipe(for_tests=False), Recipe()
     assert demo.base_image == tests.base_image
