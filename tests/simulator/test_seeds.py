@@ -12,9 +12,9 @@ from muster.simulator import parallel, seeds
 SEEDS = 2000
 EVENTS, FAULTS = 400, 3
 """On average, a seed."""
-MIN_COUNT = 35
+MIN_COUNT = 25
 """Every transition of the state tables and every kind of recovery occurs at least this often."""
-RARE = {"straggler found": 15, "straggler lasts": 4}
+RARE = {"straggler found": 12, "straggler lasts": 3}
 """What occurs less often: a rank must be slow for 72 steps to be named, and most runs last no longer."""
 
 
