@@ -26,6 +26,7 @@ from muster.slurm.client import launch_settings
 from muster.slurm.client.errors import SlurmUnavailable
 from muster.slurm.client.launch_settings import LaunchSettings
 from muster.slurm.client.parsing import hostlist
+from muster.slurm.client.parsing.shared_nodes import how_shared
 from muster.slurm.client.submit_environment import for_commands
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _TASK = "MUSTER_TASK_SOCKET"
 """An agent of Muster has started this process, and takes over what torchrun launches."""
-_SQUEUE_S = 30.0
+_SHOW_S = 30.0
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """From this number on, steps are no steps of srun: the shell of sbatch, that of salloc. Slurm 26.05 writes -5, too."""
 _ALONE = ("--nodes={0}", "--ntasks={0}", "--ntasks-per-node=1")
@@ -133,14 +134,15 @@ async def _check_shared(job: str) -> None:
 
     try:
         done = await run_command.run(
-            ["squeue", "--noheader", f"--jobs={job}", "--format=%h"], timeout_s=_SQUEUE_S, env=for_commands(os.environ)
+            ["scontrol", "--oneliner", "show", "job", job], timeout_s=_SHOW_S, env=for_commands(os.environ)
         )
     except SlurmUnavailable as error:
         raise SiteFault(str(error)) from None
-    if done.exit_status == 0 and done.stdout.strip() == "NO":
+    how = "" if done.exit_status else how_shared(done.stdout)
+    if not done.exit_status and not how:
         return
     raise WrongInput(
-        f"job {job} may share its nodes with other jobs, and Muster sets a node DOWN that fails",
+        f"job {job} may share its nodes with other jobs{how and f' ({how})'}, and Muster sets a node DOWN that fails",
         "ask for the nodes with --exclusive, and with --no-kill, so that the job outlives a lost node",
     )
 

@@ -11,6 +11,7 @@ from muster.launcher.commands import run as run_command
 from muster.launcher.errors import SiteFault, WrongInput
 from muster.launcher.scripts import in_allocation
 from muster.launcher.scripts.torchrun_call import TorchrunCall, divide
+from muster.slurm.client.parsing.shared_nodes import how_shared
 
 PARSER = argparse.ArgumentParser()
 run_command.COMMAND.arguments(PARSER)
@@ -92,3 +93,16 @@ def test_an_srun_in_front_of_it_is_said_to_be_too_much() -> None:
     )
     assert done.stdout == "1\n", done.stderr
     assert "start muster run without srun" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("job", "how"),
+    [
+        ("OverSubscribe=OK Contiguous=0", "OverSubscribe=OK"),  # 24.11
+        ("OverSubscribe=NO Contiguous=0", ""),
+        ("OverSubscribe=NO Exclusive=NO Contiguous=0", "Exclusive=NO"),  # 26.05
+        ("OverSubscribe=NO Exclusive=NODE Contiguous=0", ""),
+    ],
+)
+def test_slurm_says_whether_other_jobs_may_run_on_the_nodes(job: str, how: str) -> None:
+    assert how_shared(job) == how
