@@ -858,6 +858,9 @@ async def test_a_job_that_nobody_knows_is_no_empty_list_of_nodes(
 async def test_events_begin_where_they_are_asked_to(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
     await world.start_agents(NODES)
     await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    for node in ("n1", "n2"):
+        await world.agents[node].step()
+    await world.wait_for_facts(facts.FirstStep)  # nothing follows
     assert await muster(world, "events", "1") == 0
     every = outputs(capsys)[0]
     assert "generation 1 starts" in every
