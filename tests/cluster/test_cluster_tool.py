@@ -306,7 +306,7 @@ def test_an_unknown_host_is_named_with_the_existing_hosts(cluster: Cluster) -> N
 
 
 def test_two_clusters_run_at_the_same_time(cluster: Cluster, suite: str) -> None:
-    with Cluster.up(ClusterSpec(nodes=10, daemons=False, suite=suite)) as other:
+    with Cluster.up(ClusterSpec(nodes=5, daemons=False, suite=suite)) as other:
         assert other.subnet != cluster.subnet
         assert other.sh("n0", "getent hosts ctl").split()[0] == other.address(CONTROLLER)
         _the_roll_call_shows_who_is_missing(other)
@@ -329,7 +329,7 @@ def _the_roll_call_shows_who_is_missing(cluster: Cluster) -> None:
         said = cluster.exec(LOGIN, "muster", "nodes", "--json", check=False, user="alice")
         rows[:] = [json.loads(line) for line in said.stdout.splitlines()] if said.rc == 0 else []
         heard = any(row["verdict"] == "FIT" for row in rows)
-        return len(rows) == 10 and heard and all(row["leaf"] for row in rows)
+        return len(rows) == 5 and heard and all(row["leaf"] for row in rows)
 
     try:
         wait_until(listed, 20, "all nodes are listed with their leaf, and one of them was heard")
@@ -360,7 +360,7 @@ def _the_diagnostics_name_a_host_that_is_down(cluster: Cluster) -> None:
 
 def test_an_interrupted_start_leaves_nothing_behind(cluster: Cluster) -> None:
     name = f"{cluster.name}-int"
-    starting = _tool("up", "--nodes", "10", "--name", name)
+    starting = _tool("up", "--nodes", "3", "--name", name)
     wait_until(lambda: _traces(cluster, name), 20, "the first container is there")
     starting.send_signal(signal.SIGINT)
     assert starting.wait(timeout=300) == 130

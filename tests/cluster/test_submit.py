@@ -150,19 +150,9 @@ def test_a_script_without_the_library_that_stops_in_a_socket_is_restarted(
         print(f"\nidle ranks were fenced after {detected_s:.1f} s; next step after {first_step_s:.1f} s")
 
 
-def test_cancel_leaves_nothing_behind(healthy: Cluster) -> None:
-    job = submit(healthy, lay_out(healthy, "long", FOR_EVER))
-    with_logs = muster(healthy, "status", job)
-    assert "long" in with_logs.stdout
-    muster(healthy, "cancel", job)
-    assert slurm_state(healthy, job) == "CANCELLED"
-    assert muster(healthy, "status", "-f", job, check=False).rc != 0
-    for node in healthy.nodes:
-        assert "sleep 600" not in healthy.sh(node, "ps -eo args")
-
-
-def test_another_user_may_neither_see_nor_cancel_the_job(healthy: Cluster) -> None:
+def test_another_user_may_neither_see_nor_cancel_the_job_and_its_owner_leaves_nothing(healthy: Cluster) -> None:
     job = submit(healthy, lay_out(healthy, "mine", FOR_EVER))
+    assert "mine" in muster(healthy, "status", job).stdout
     for command in ("status", "cancel"):
         refused = muster(healthy, command, job, user="bob", check=False)
         assert refused.rc == 64
@@ -170,6 +160,10 @@ def test_another_user_may_neither_see_nor_cancel_the_job(healthy: Cluster) -> No
     wait_until(lambda: len(nodes_of(healthy, job, "alice")) == 3, 20, "the owner sees the job's nodes")
     assert nodes_of(healthy, job, "bob") == []
     muster(healthy, "cancel", job)
+    assert slurm_state(healthy, job) == "CANCELLED"
+    assert muster(healthy, "status", "-f", job, check=False).rc != 0
+    for node in healthy.nodes:
+        assert "sleep 600" not in healthy.sh(node, "ps -eo args")
 
 
 def test_an_unreachable_coordinator_queues_nothing_unless_forced(healthy: Cluster) -> None:
