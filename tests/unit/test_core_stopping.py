@@ -61,6 +61,19 @@ def test_at_most_a_quarter_of_a_short_job_is_reserved_for_the_stop() -> None:
     assert world.now - world.gang.account.registered_at == pytest.approx(15, abs=1)
 
 
+def test_sigterm_that_a_short_script_has_asked_for_before_its_limit_is_none_of_a_preemption() -> None:
+    """`--signal=TERM@30` of a job of 5 minutes: Slurm sends it up to 90 s before the limit, the own stop is at 75 s."""
+    for before_s, phase in ((100, Phase.REQUEUED), (90, Phase.FAILED)):
+        world = training(time_limit_s=300, stop_before_s=90.0)
+        limit_at = world.core.observed.gang("g").limit_at
+        assert limit_at is not None
+        world.run_for(limit_at - before_s - world.now)
+        world.sigterm()
+        world.run_until(lambda world=world: world.gang.plans.stop is not None, 5)
+        world.run_until(lambda world=world: world.gang.final or world.gang.phase is Phase.REQUEUED)
+        assert (world.gang.phase, durable(world)) == (phase, stopped_at(world))
+
+
 def test_a_job_without_stop_before_trains_to_the_limit_and_saves_within_killwait() -> None:
     world = training(time_limit_s=60, stop_before_s=0.0)
     world.run_until(lambda: world.gang.plans.stop is not None)

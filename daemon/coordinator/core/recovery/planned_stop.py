@@ -23,7 +23,8 @@ from muster.daemon.coordinator.core.turn.turn import GangTurn
 STOP_TIMEOUT_S = 15.0
 """Seconds that the ranks have to stop. What they kept must be written within KillWait, too, so this is half of it."""
 LIMIT_MARGIN_S = 5.0
-"""Seconds before the time limit within which SIGTERM is taken for that of the limit."""
+"""SIGTERM is taken for that of the time limit from so many seconds before `stop_before_s`. A script may have asked for
+it (--signal=TERM@N), and the stop of a short job is planned later than that."""
 ENDS_WITHOUT_SAVING = frozenset({"CANCELLED", "GONE"})
 """Ends of a job after which nobody wants the state."""
 
@@ -41,7 +42,7 @@ def plan_stop(gang_turn: GangTurn) -> None:
     elif 2 * len(gang_turn.index.sigterm_received) > len(gang_turn.index.present):
         words = gang_turn.observed.status(min(gang_turn.index.sigterm_received)).sigterm_notice
         limit_at = _limit_at(gang.slurm, gang_turn.observed)
-        at_limit = limit_at is not None and gang_turn.now >= limit_at - LIMIT_MARGIN_S
+        at_limit = limit_at is not None and gang_turn.now >= limit_at - gang.spec.stop_before_s - LIMIT_MARGIN_S
         requeue = gang.spec.requeue_at_limit if at_limit else gang.spec.requeue
         gang_turn.turn.record(facts.StopPlanned(gang.id, words, _phase_after_stop(requeue)))
     elif reason := _limit_reason(gang_turn):
