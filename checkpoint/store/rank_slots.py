@@ -7,12 +7,13 @@ from typing import Any
 
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
 from muster.checkpoint.store.kept_for_others import why_unable
-from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_memory
+from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_bytes, check_memory
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, Slot, SlotPool
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import rank_pb2
+from muster.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class RankSlots:
         self._with_slots: set[int] = set()
         self._without_slots: dict[int, str] = {}
         """Why ranks of this generation have no slots, by rank."""
+        self._expected: dict[int, int] = {}
+        """The bytes of the state that ranks of this generation read, by rank."""
         self._reserved_bytes = 0
 
     @property
@@ -59,7 +62,7 @@ class RankSlots:
 
     def begin_generation(self) -> None:
         """Other ranks are here than before, and other shards are kept for other nodes."""
-        self._with_slots, self._without_slots = set(), {}
+        self._with_slots, self._without_slots, self._expected = set(), {}, {}
         local_ranks = self._commit.local_ranks
         places = self._commit.places
         self.copies = CopiesOfOthers(
@@ -68,12 +71,19 @@ class RankSlots:
         self.pool.retire_all_but(local_ranks)
 
     def expect(self, rank: int, size: int) -> None:
-        """A rank reads so many bytes of a durable checkpoint, and its slots will hold as many. If they can't fit, say
-        so now: the rank asks for them after its first step."""
-        if self.never or rank in self._without_slots or rank in self._with_slots:
+        """A rank reads so many bytes of a durable checkpoint, and its slots will hold as many. If those of the ranks
+        here can't fit, say so now: ranks ask for them after their first step. Until then nobody knows which bytes other
+        ranks hold as well, and copies may need none: whole copies are not counted."""
+        if self.never or self._without_slots or rank in self._with_slots:
             return
+        self._expected[rank] = size
+        self.copies.note(rank, size, shared_bytes=size)
+        waiting = self._expected.keys() - self._with_slots
+        needed = (max(0, SLOTS_PER_RANK * self._expected[one] - self.pool.bytes_of(one)) for one in waiting)
+        new_bytes = max(0, sum(needed) - self.pool.reserve.bytes)
+        words = f"rank {rank} needs" if len(waiting) == 1 else f"{counted(len(waiting), 'rank')} of this node need"
         try:
-            check_memory(rank, SLOTS_PER_RANK - self.pool.reserve.count(size), size, self.copies, self._upload_bytes)
+            check_bytes(f"{words} {new_bytes >> 20} MiB for slots", new_bytes, self.copies, self._upload_bytes)
         except NoMemoryLeft as error:
             log.error("rank %d will get no slots: %s", rank, error)
             self._without_slots[rank] = str(error)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from functools import partial
 
 import pytest
@@ -116,11 +117,39 @@ async def test_a_rank_that_loads_a_checkpoint_is_told_before_its_first_step_that
             assert told.no_slots == ""
             gang.ranks[0].connection.report_load(Loaded("/ckpt/1", Version(1, 7), size))
             await until(partial(_reads, told, size))
-        assert "rank 0 needs 36 MiB for 2 slots" in told.no_slots
+        assert re.match("rank 0 needs 36 MiB for slots, and 27 MiB are left", told.no_slots)
         assert caplog.text.count("rank 0 will get no slots") == 1
         leave(monkeypatch, 1 << 20)
         assert not await asyncio.to_thread(gang.ranks[0].layout, SHARED)
         assert told.no_slots == "", "there is more memory now"
+
+
+async def test_slots_of_all_ranks_of_a_node_and_its_parts_of_parities_are_expected_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_gang() as gang:
+        gang.parity_groups = [["a", "b", "c"]]
+        await gang.add("a", "b", "c")
+        await gang.run({0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}, size=0)
+        leave(monkeypatch, 5 * (SHARED // MIB))
+        told = gang.nodes["a"].checkpoint_service
+        for rank in (0, 1):
+            assert told.no_slots == ""
+            gang.ranks[rank].connection.report_load(Loaded("/ckpt/1", Version(1, 7), SHARED))
+            await until(partial(_reads, told, (rank + 1) * SHARED))
+        assert re.match(r"2 ranks of this node need 36 MiB for slots, parts of .* need \d+ MiB, and 45", told.no_slots)
+
+
+async def test_slots_that_ranks_have_are_expected_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_gang() as gang:
+        await gang.add("a", "b")
+        for size in (SHARED, 0):
+            await gang.run({0: "a", 1: "b"}, size=size)
+        leave(monkeypatch, 0)
+        told = gang.nodes["a"].checkpoint_service
+        gang.ranks[0].connection.report_load(Loaded("/ckpt/1", Version(1, 7), SHARED))
+        await until(partial(_reads, told, SHARED))
+        assert told.no_slots == ""
 
 
 async def test_a_rank_that_gets_its_slots_later_keeps_steps_with_the_others(

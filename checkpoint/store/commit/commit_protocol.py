@@ -276,7 +276,7 @@ class CommitProtocol:
         """
         for delay in _retry_delays():
             if self.stale_reason(shard.version) or self._shard_store.find(shard.rank, shard.version) is not shard:
-                return False
+                break
             try:
                 await self._replicate(shard)
                 return True
@@ -285,10 +285,12 @@ class CommitProtocol:
                 raise
             except (ReplicaRefused, grpc.aio.AioRpcError) as error:
                 if self.stale_reason(shard.version):
-                    return False
+                    break
                 why = _why(error)
                 log.info("rank %d's shard of %s is not in all its places yet: %s", shard.rank, shard.version, why)
             await asyncio.sleep(delay)
+        for place in self.places.sent(shard.rank):
+            self.refusals.end(place.holder)
         return False
 
     async def _replicate(self, shard: Shard) -> None:
@@ -416,14 +418,14 @@ class CommitProtocol:
         for delay in _retry_delays():
             try:
                 await self._stub(node).Committed(notice, timeout=REPORT_TIMEOUT_S)
-                self.refusals.end(node)
-                return
+                break
             except (ReplicaRefused, grpc.aio.AioRpcError) as error:
                 self.refusals.note(node, _why(error))
                 log.info("%s did not receive the decision about %s: %s", node, decision.version, _why(error))
             await asyncio.sleep(delay)
             if self._tracker.next_step > decision.next_step or decision.version.generation <= self.fenced_generation:
-                return
+                break
+        self.refusals.end(node)
 
     # Every agent.
 

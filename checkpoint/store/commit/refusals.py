@@ -19,19 +19,21 @@ class Refusals:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._refused: dict[str, tuple[float, str]] = {}
+        self._refused: dict[str, tuple[float, float, str]] = {}
+        """When the first and the last refusal came, and why, by node."""
         self._logged: set[str] = set()
 
     def note(self, node: str, why: str) -> None:
         """The node has refused something, or was not reached."""
-        began, _ = self._refused.get(node, (self._now(), ""))
-        self._refused[node] = began, why
-        if self._now() - began >= SAID_AFTER_S and node not in self._logged:
+        now = self._now()
+        began, _, _ = self._refused.get(node, (now, now, ""))
+        self._refused[node] = began, now, why
+        if self._lasts(node) and node not in self._logged:
             self._logged.add(node)
-            _log.warning("no state is committed in memory: %s", self.words())
+            _log.warning("no state is committed in memory: %s", self._words_of(node))
 
     def end(self, node: str) -> None:
-        """The node has taken something."""
+        """The node has taken something, or need not take it any more."""
         self._refused.pop(node, None)
         self._logged.discard(node)
 
@@ -42,10 +44,14 @@ class Refusals:
 
     def words(self) -> str:
         """The longest refusal; empty: none lasts SAID_AFTER_S."""
-        lasting = [
-            (began, node, why) for node, (began, why) in self._refused.items() if self._now() - began >= SAID_AFTER_S
-        ]
-        if not lasting:
-            return ""
-        began, node, why = min(lasting)
+        lasting = [(began, node) for node, (began, _, _) in self._refused.items() if self._lasts(node)]
+        return self._words_of(min(lasting)[1]) if lasting else ""
+
+    def _lasts(self, node: str) -> bool:
+        """A node that has refused once may be taking something since: it had no order yet, and transfers are long."""
+        began, last, _ = self._refused[node]
+        return last - began >= SAID_AFTER_S
+
+    def _words_of(self, node: str) -> str:
+        began, _, why = self._refused[node]
         return f"{node} has taken nothing for {duration(round(self._now() - began))}: {why}"

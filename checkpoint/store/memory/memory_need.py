@@ -54,13 +54,22 @@ def check_memory(rank: int, slots: int, slot_bytes: int, copies: CopiesOfOthers,
     Raises:
         NoMemoryLeft: it has not. The message names each part, and the limit.
     """
-    new_slots, coming = max(0, slots) * slot_bytes, max(0, copies.bytes - sparse_bytes())
-    left = left_to_this_process()
-    if new_slots + coming + upload_bytes > left.bytes:
+    size = max(0, slots) * slot_bytes
+    check_bytes(f"rank {rank} needs {size >> 20} MiB for {slots} slots", size, copies, upload_bytes)
+
+
+def check_bytes(words: str, size: int, copies: CopiesOfOthers, upload_bytes: int = 0) -> None:
+    """As `check_memory`, for slots of `size` bytes together. `words`: who needs how much.
+
+    Raises:
+        NoMemoryLeft: the node has too little.
+    """
+    coming, left = max(0, copies.bytes - sparse_bytes()), left_to_this_process()
+    if size + coming + upload_bytes > left.bytes:
+        of_copies = f"{copies.words} need {coming >> 20} MiB, " if coming else ""
         uploads = f"uploads of durable checkpoints need {upload_bytes >> 20} MiB, " if upload_bytes else ""
         raise NoMemoryLeft(
-            f"rank {rank} needs {new_slots >> 20} MiB for {slots} slots, {copies.words} need "
-            f"{coming >> 20} MiB, {uploads}and {left.bytes >> 20} MiB are left to this job on this node ({left.limit})"
+            f"{words}, {of_copies}{uploads}and {left.bytes >> 20} MiB are left to this job on this node ({left.limit})"
         )
 
 

@@ -68,6 +68,10 @@ class SlotPool:
         """How many slots of exactly this size the rank has, at most SLOTS_PER_RANK."""
         return len([s for s in self._slots.get(rank, []) if s.memory.size == size][:SLOTS_PER_RANK])
 
+    def bytes_of(self, rank: int) -> int:
+        """How many bytes all slots of the rank have."""
+        return sum(slot.memory.size for slot in self._slots.get(rank, []))
+
     def close_free_of_other_sizes(self, rank: int, size: int) -> None:
         """Close the free slots of a rank that are not of `size` bytes, so that there is memory for new ones."""
         for slot in [s for s in self._slots.get(rank, []) if s.memory.size != size and not s.full]:
