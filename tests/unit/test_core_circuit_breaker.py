@@ -152,6 +152,33 @@ def test_two_nodes_that_break_hours_apart_are_replaced(monkeypatch: pytest.Monke
     runs(world, 3)
 
 
+def test_nodes_that_a_program_broke_before_their_repair_may_leave_for_other_reasons() -> None:
+    world = training(spares=3)
+    nodes = [seat.node for seat in world.gang.roster.seats if seat.node != "n0"][:2]
+    for node in nodes:
+        broken = facts.NodeJudged(node, NodeHealth.UNFIT, "GPU recovery action 2", program_error=PAGE_FAULT)
+        apply(world.core.state, broken, world.now)
+        apply(world.core.state, facts.NodeJudged(node, NodeHealth.FIT, "repaired"), world.now)
+    for generation, node in enumerate(nodes, 2):
+        world.drain(node, "maintenance")
+        runs(world, generation)
+    assert {node: world.gang.roster.members[node].removed for node in nodes} == dict.fromkeys(nodes, True)
+    world.kill_rank("n0")  # the limits are looked at in every recovery
+    runs(world, 4)
+
+
+def test_the_error_of_a_program_counts_for_a_node_that_is_in_service_again() -> None:
+    world = training(spares=3)
+    first = _with_rank(world)
+    world.signal(first, error=PAGE_FAULT)
+    runs(world, 2)
+    world.repair(first)
+    world.run_until(lambda: health(world, first) is NodeHealth.FIT)
+    world.signal(_with_rank(world), error=PAGE_FAULT)
+    world.run_until(lambda: world.gang.final)
+    assert f"after {PAGE_FAULT}" in world.gang.reason
+
+
 def test_a_gang_that_loses_many_nodes_is_stopped_without_a_durable_folder_too() -> None:
     world = training(limits=Limits(swaps_per_hour=0), durable_dir="")
     world.crash("n1")

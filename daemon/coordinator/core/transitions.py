@@ -87,8 +87,8 @@ def _apply_common_rules(gang_turn: GangTurn) -> bool:
 def _remove_unfit(gang_turn: GangTurn) -> None:
     """Remove the members whose node is out of service. If one carries running ranks, they are fenced."""
     for node in sorted(gang_turn.index.out_of_service):
-        member = gang_turn.gang.roster.members[node]
-        fencing.remove_member(gang_turn, member, gang_turn.turn.state.node(node).reason, alive=True)
+        member, known = gang_turn.gang.roster.members[node], gang_turn.turn.state.node(node)
+        fencing.remove_member(gang_turn, member, known.reason, alive=True, program_error=known.program_error)
 
 
 def advance(gang_turn: GangTurn, decide: Rule = _apply_rules) -> None:

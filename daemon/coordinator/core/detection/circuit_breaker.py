@@ -137,18 +137,17 @@ def reason_to_stop(gang_turn: GangTurn) -> str:
     gang, limits, now = gang_turn.gang, gang_turn.turn.limits, gang_turn.now
     lost = ""
     if gang.phase is Phase.RECOVERING:
-        lost = too_many_swaps(gang.recovery, limits, now) or _breaks_nodes(gang.roster, gang_turn.turn)
+        lost = too_many_swaps(gang.recovery, limits, now) or _breaks_nodes(gang.roster, now)
     return lost or too_many_records(gang_turn.turn.state, gang.account, limits, now)
 
 
-def _breaks_nodes(roster: Roster, turn: Turn) -> str:
+def _breaks_nodes(roster: Roster, now: float) -> str:
     """Why the gang may have no further node: the same error of its program has cost this run two within the hour; empty
     if none has."""
     nodes_of: dict[str, list[str]] = {}
     for member in roster.members.values():
-        error = turn.state.program_errors.get(member.node)
-        if error and turn.now - member.removed_at < LIMIT_WINDOW_S:
-            nodes_of.setdefault(error, []).append(member.node)
+        if member.program_error and now - member.removed_at < LIMIT_WINDOW_S:
+            nodes_of.setdefault(member.program_error, []).append(member.node)
     for error, nodes in sorted(nodes_of.items()):
         if len(nodes) > 1:
             words = f"{listed(sorted(nodes), ', ')} each had to be taken out of service after {error}"

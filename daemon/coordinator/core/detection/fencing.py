@@ -34,7 +34,13 @@ RECHECK_S = 0.05
 
 
 def remove_member(
-    gang_turn: GangTurn, member: Member, reason: str, alive: bool, left_job: bool = False, requested: bool = False
+    gang_turn: GangTurn,
+    member: Member,
+    reason: str,
+    alive: bool,
+    left_job: bool = False,
+    requested: bool = False,
+    program_error: str = "",
 ) -> None:
     """Remove the member from its gang. If it carries ranks of a live generation, fence that generation first."""
     suspected = gang_turn.observed.suspected_since.get(member.node, gang_turn.now)
@@ -42,7 +48,15 @@ def remove_member(
     if carries and gang_turn.gang.phase in (Phase.STARTING, Phase.RUNNING):
         fence_generation(gang_turn, reason, hardware=True, suspected_at=suspected, not_on=member.node)
     gang_turn.turn.record(
-        facts.MemberRemoved(gang_turn.gang.id, member.node, reason, alive, left_job=left_job, requested=requested)
+        facts.MemberRemoved(
+            gang_turn.gang.id,
+            member.node,
+            reason,
+            alive,
+            left_job=left_job,
+            requested=requested,
+            program_error=program_error,
+        )
     )
     stop_suspecting(gang_turn.observed, member.node)
 

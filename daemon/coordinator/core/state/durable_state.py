@@ -75,6 +75,8 @@ class Node:
     """The node went out of service soon after Muster had resumed it, and nobody has resumed it since."""
     repaired_at: float = 0.0
     """When the node last came back into service, or its drain was over (seconds); 0: never."""
+    program_error: str = ""
+    """The error of a program that has led to its newest verdict; empty: none is known."""
 
 
 @dataclass(slots=True)
@@ -172,8 +174,6 @@ class DurableState:
     failed_at: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Node → when it failed; entries of the 30 days before the newest one of any node. Journals of earlier versions may
     lack it."""
-    program_errors: dict[str, str] = field(default_factory=dict)
-    """Node → the error of a program because of which it last went out of service."""
 
     def node(self, name: str) -> Node:
         """The node of that name; a node that was never heard of is FIT."""

@@ -114,7 +114,8 @@ class MemberRemoved:
     software may be. `left_job`: Slurm's job no longer has the node. `requested`: a user asked that the node is left, so
     nothing is held against it. Nor is with the others: `undoes_growth`: ranks have crashed since the node came, and the
     gang goes back to the nodes before it, without its seat or with another node in it. `surplus`: it came with a job of
-    its own, carries no rank, and is not wanted as a spare.
+    its own, carries no rank, and is not wanted as a spare. `program_error`: that of the verdict on the node which is
+    the reason.
     """
 
     gang: str
@@ -126,6 +127,7 @@ class MemberRemoved:
     requested: bool = False
     undoes_growth: Literal["", "fewer seats", "same seats"] = ""
     surplus: bool = False
+    program_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class Member:
     """It was removed because nobody heard it any more. The health of a node without ranks does not change by that."""
     newcomer: bool = False
     """It joined while one other node carried all ranks, and that node is not known to have heard of it."""
+    program_error: str = ""
+    """The error of a program because of which it was removed; empty: none is known."""
 
     @property
     def failed_check(self) -> bool:

@@ -227,14 +227,13 @@ def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudg
     else:
         if node.health in OUT_OF_SERVICE and fact.health is NodeHealth.FIT:
             node.repaired_at = at
-        if node.health not in OUT_OF_SERVICE:
-            state.program_errors.pop(fact.node, None)
         node.health = check_node_transition(node.health, fact.health)
         if fact.health not in OUT_OF_SERVICE:
             node.drained_as, node.failed_again = "", False
         elif node.resumed_at and at - node.resumed_at < RESUME_TRIAL_S:
             node.failed_again = True
         node.reason, node.judged_at, node.response = fact.reason, at, fact.response
+        node.program_error = fact.program_error
         if fact.health is NodeHealth.DEGRADED:
             node.precursors[fact.signal] = Precursor(fact.reason, fact.response)
             _show_strongest_precursor(node)
@@ -242,8 +241,6 @@ def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudg
             node.precursors = {}
         if fact.health in OUT_OF_SERVICE:
             state.correlated_faults.pop(fact.node, None)
-        if fact.program_error:
-            state.program_errors[fact.node] = fact.program_error
 
 
 def _end_precursor(node: Node, signal: str) -> None:
@@ -402,6 +399,7 @@ def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
     if not member.removed:
         ended = fact.left_job or fact.reason == member.agent_ended_reason
         member.removed_at, member.fell_silent = at, not fact.alive and not ended
+        member.program_error = fact.program_error
     member.removal_reason, member.alive = fact.reason, fact.alive
     gives_way = fact.requested and swap is not None and bool(swap.gives_way_to) and swap.node == fact.node
     member.gave_way |= fact.surplus or gives_way
