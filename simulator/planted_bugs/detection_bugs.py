@@ -84,8 +84,8 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
     "blame-nodes-for-storage": PlantedBug(
         "Nodes are called unfit although ranks can't be killed on any node.",
         function="many_stuck",
-        code="len(found) > A or B",
-        bug="False",
+        code="_stuck(A, B, C)",
+        bug="set()",
     ),
     "evict-many-nodes": PlantedBug(
         "Many silent nodes are evicted at once.",

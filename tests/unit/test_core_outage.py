@@ -9,6 +9,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.node_health import NodeHealth
 from muster.simulator.scenario import Scenario
+from muster.simulator.world.slurm_jobs import JobSubmission
 
 NODES = 5
 
@@ -219,6 +220,27 @@ def test_a_storage_that_hangs_for_all_nodes_of_a_small_job_costs_none_its_servic
     world.run_for(70.0)
     assert {fact.node for fact in world.facts(facts.MemberRemoved)} == set(seats[1:])
     blames_none(world)
+
+
+def test_a_job_whose_storage_hangs_keeps_no_bad_node_of_another_job_in_service() -> None:
+    world = Scenario(3, 1, idle_nodes=40)
+    world.world.submit(JobSubmission("h", events.GangSpec(3, 1)))
+    world.run_until(lambda: min(world.core.observed.gang(gang).step_number for gang in ("g", "h")) >= 6)
+    stuck = [seat.node for seat in world.gang.roster.seats]
+    bad, crashed = [seat.node for seat in world.core.state.gangs["h"].roster.seats][1:]
+    for name in (*stuck, bad):
+        world.machines[name].ranks_unkillable_until = world.now + 80.0
+    world.kill_rank(stuck[0])
+    agent = world.world.agents["h", crashed]
+    for rank in agent.ranks.values():
+        agent.rank_exited(rank, 1, "")
+    world.run_for(13.0)
+    assert out_of_service(world) == [bad]
+    world.run_for(60.0)
+    assert out_of_service(world) == [bad]
+    withheld = world.facts(facts.ActionWithheld)
+    assert {fact.node for fact in withheld} == set(stuck[1:])
+    assert all("those on most nodes of this job could not" in fact.reason for fact in withheld)
 
 
 def blames_none(world: Scenario) -> None:

@@ -111,16 +111,21 @@ def _kill_timeout_at(gang_turn: GangTurn, member: Member) -> float:
 
 
 def take_out_if_stuck(gang_turn: GangTurn, member: Member) -> None:
-    """Take the node out of service if its ranks outlive SIGKILL. It is not drained if those on many nodes do."""
+    """Take the node out of service if its ranks outlive SIGKILL. If those on many nodes do, the nodes share a cause:
+    none is taken out for CAUSE_WAIT_S, and none is drained."""
     timeout_at = _kill_timeout_at(gang_turn, member)
     if timeout_at == inf:
         return
     if gang_turn.now <= timeout_at:
         gang_turn.turn.tick_at(timeout_at)
-    elif not member.removed and not _waits_for_many_stuck(gang_turn):
+    elif not member.removed:
+        many = outage.many_stuck(gang_turn)
+        if many and gang_turn.now < phase_observed_since(gang_turn) + CAUSE_WAIT_S:
+            gang_turn.turn.tick_at(gang_turn.now + outage.RECHECK_S)
+            return
         reason = f"ranks on {member.node} could not be killed within {KILL_TIMEOUT_S:.0f} s{_left(gang_turn, member)}"
-        if gang_turn.now - gang_turn.turn.observed.many_stuck_at < outage.STUCK_AFTER_S:
-            why = f"{reason}; those on many nodes of this job could not, so the nodes share the cause, such as storage"
+        if many:
+            why = f"{reason}; those on {many} could not, so the nodes share the cause, such as storage"
             gang_turn.turn.record(facts.ActionWithheld(gang_turn.gang.id, member.node, "drain", why))
         else:
             circuit_breaker.drain_if_run_has_node(gang_turn.turn, gang_turn.gang, member, reason)
@@ -132,19 +137,6 @@ def _left(gang_turn: GangTurn, member: Member) -> str:
     tails = [rank.stderr_tail for rank in gang_turn.observed.status(member.node).ranks]
     words = next((tail for tail in tails if all(map(_PROCESS_LEFT.fullmatch, tail.split("; ")))), "")
     return f": {words[:MOST_WORDS]}" if words else ""
-
-
-def _waits_for_many_stuck(gang_turn: GangTurn) -> bool:
-    """Ranks on many nodes can't be killed: no node is taken out for CAUSE_WAIT_S, because the nodes share a cause."""
-    observed = gang_turn.turn.observed
-    if outage.many_stuck(gang_turn.turn, gang_turn.gang.roster):
-        observed.many_stuck_at = gang_turn.now
-    # Shared storage that comes back releases one node after another.
-    wait_ends_at = min(phase_observed_since(gang_turn) + CAUSE_WAIT_S, observed.many_stuck_at + outage.STUCK_AFTER_S)
-    if gang_turn.now >= wait_ends_at:
-        return False
-    gang_turn.turn.tick_at(gang_turn.now + outage.RECHECK_S)
-    return True
 
 
 def note_known_newcomers(gang_turn: GangTurn) -> None:

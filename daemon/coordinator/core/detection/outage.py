@@ -72,18 +72,25 @@ def _others_silent(turn: Turn, found: set[str], most: int) -> bool:
     return False
 
 
-def many_stuck(turn: Turn, roster: Roster) -> bool:
-    """Ranks outlive SIGKILL on more nodes than fail by chance, or on most nodes of the gang of `roster`. They wait for
-    something that all share, such as storage.
+def many_stuck(gang_turn: GangTurn) -> str:
+    """On which nodes ranks outlive SIGKILL, in words, or did within STUCK_AFTER_S: on most nodes of the gang, or on
+    more nodes of the site than fail by chance. They wait for something that all share, such as storage, which releases
+    one node after another when it comes back. Empty: on neither.
 
     Called only when such a node is about to be blamed.
     """
+    turn, roster, now = gang_turn.turn, gang_turn.gang.roster, gang_turn.now
     found: set[str] = set()
     for gang in turn.state.gangs.values():
-        if gang.phase in FENCING and turn.now - gang.phase_at > STUCK_AFTER_S:
-            found |= _stuck(turn.observed.gang(gang.id), turn.index.of(gang).unfenced, turn.now)
-    own = found & {seat.node for seat in roster.seats}
-    return len(found) > chance_limit(turn.state, roster) or len(own) > max(1, len(roster.seats) // 2)
+        if gang.phase in FENCING and now - gang.phase_at > STUCK_AFTER_S:
+            found |= _stuck(turn.observed.gang(gang.id), turn.index.of(gang).unfenced, now)
+    if len(found & {seat.node for seat in roster.seats}) > max(1, len(roster.seats) // 2):
+        gang_turn.observed.many_stuck_at = now
+    if len(found) > chance_limit(turn.state, roster):
+        turn.observed.many_stuck_at = now
+    if now - gang_turn.observed.many_stuck_at < STUCK_AFTER_S:
+        return "most nodes of this job"
+    return "many nodes of the site" if now - turn.observed.many_stuck_at < STUCK_AFTER_S else ""
 
 
 def _stuck(seen: ObservedGang, unfenced: Set[str], now: float) -> set[str]:

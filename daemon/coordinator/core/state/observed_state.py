@@ -176,6 +176,8 @@ class ObservedGang:
     flush_pace: FlushPace = field(default_factory=FlushPace)
     flush_requested_by: str = ""
     """Who has asked for a durable checkpoint; empty: nobody, or the request is carried out."""
+    many_stuck_at: float = 0.0
+    """When ranks were last seen to outlive SIGKILL on most of its nodes at once."""
     flushed_for: set[str] = field(default_factory=set)
     """DEGRADED nodes for which a durable checkpoint was asked for."""
 
@@ -242,7 +244,7 @@ class ObservedState:
     fabric: events.FabricSeen | None = None
     """What Slurm and the site say of the network; None: it was not read yet."""
     many_stuck_at: float = 0.0
-    """When ranks were last seen to outlive SIGKILL on many nodes at once."""
+    """When ranks were last seen to outlive SIGKILL on more nodes of the site at once than fail by chance."""
 
     def node(self, name: str) -> ObservedNode:
         """What is observed of that node; a new record if there is none."""
