@@ -58,8 +58,6 @@ RETURN_S_PER_NODE = 0.004
 To attach one node costs 3 ms of processor time (measured). The heartbeats of the other nodes come on top."""
 FOLLOW_UP_S = 10.0
 """Seconds after an error of a program within which the driver gives a node up because of it. It takes milliseconds."""
-_CLOCK = "host-clock"
-"""Its text is part of the reason: by how many seconds the clock is wrong."""
 _BOOTS = (2, 7)
 """GPU recovery actions that only a boot of the node ends."""
 SILENT_HEARTBEATS = 4
@@ -246,9 +244,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         where = f" on {signal.device}" if signal.device else ""
         self._caller_log.log(logging.INFO, node, f"{node}: {signal.kind} {signal.code}{where}: {signal.text}")
         lasting = f"{signal.kind.removesuffix(OVER)} {signal.code}{where}"
-        by_how_much = f": {signal.text}" if signal.kind == _CLOCK else ""
         error = self._program_error_before(node, signal, decision)
-        reason = f"{decision.reason}{where}{by_how_much}{f', after the program met {error}' if error else ''}"
+        reason = f"{decision.reason}{where}{f', after the program met {error}' if error else ''}"
         return events.NodeSignalled(node, decision.action, reason, signal.text, decision.response, lasting, error)
 
     def _program_error_before(self, node: str, signal: pb.Signal, decision: SignalDecision) -> str:
