@@ -458,4 +458,7 @@ async def test_a_job_in_doubt_is_asked_of_commands_which_show_every_flag(
     answer = await slurm.jobs([7, 8])
     assert [job.flags for job in answer.values()] == [{JobFlag.STOPPED}, frozenset()]  # type: ignore[union-attr]
     assert commands.lines() == ["squeue --json --states=all --jobs=7"]
+    commands.have("squeue", "exit 1")
+    answer = await slurm.jobs([7, 8])
+    assert [job.flags for job in answer.values()] == [frozenset(), frozenset()]  # type: ignore[union-attr]
     await slurm.aclose()

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.backends.worker_process import WorkerProcess
 from muster.slurm.client.deadline import Deadline, LeaseGuard
-from muster.slurm.client.errors import SlurmUnavailable
+from muster.slurm.client.errors import SlurmError, SlurmUnavailable
 from muster.slurm.client.parsing import json_stream, records
 from muster.slurm.client.states import JobState
 from muster.slurm.client.types import (
@@ -56,9 +56,14 @@ class PyslurmSlurm(CliSlurm):
         # Slurm has a base state and flags. pyslurm shows one word: it hides the base state of a COMPLETING job. It
         # looks at the first 16 bits of a state, so it never shows STOPPED, which is the 17th.
         doubted = self.jobs_in_doubt()
-        hidden = [job.id for job in found.values() if job.state is JobState.UNRECOGNISED or job.id in doubted]
-        if hidden:
-            plain = await super()._jobs(hidden, deadline.require("show jobs"))
+        hidden = {job.id for job in found.values() if job.state is JobState.UNRECOGNISED}
+        if asked_again := [id for id in found if id in hidden or id in doubted]:
+            try:
+                plain = await super()._jobs(asked_again, deadline.require("show jobs"))
+            except SlurmError:
+                if hidden:
+                    raise
+                plain = {}  # what pyslurm shows of jobs in doubt is true, too
             found |= {id: job for id, job in plain.items() if isinstance(job, Job)}
         return found if ids is None else {id: found.get(id, GONE) for id in ids}
 
