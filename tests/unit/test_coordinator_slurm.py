@@ -276,7 +276,7 @@ class _Booting:
 async def test_a_job_waits_while_slurm_powers_up_its_nodes(slurm: FakeSlurm) -> None:
     site, owing, seen = _Booting(), Owing(slurm), list[events.Event]()
     watch = SlurmWatch(site, owing.state, seen.append)  # type: ignore[arg-type]
-    for site.booting in (set(), {"n1", "n3"}, {"n3"}, set()):  # at first a Prolog runs
+    for site.booting in (set(), {"n1", "n3"}, {"n3"}, set(), set()):  # at first a Prolog runs
         await watch.poll_jobs()
     site.flags = frozenset()
     await watch.poll_jobs()
@@ -285,7 +285,7 @@ async def test_a_job_waits_while_slurm_powers_up_its_nodes(slurm: FakeSlurm) -> 
         (NODES, ""),
         ((), "it boots n1 n3"),
         ((), "it boots n3"),
-        ((), "it boots: all nodes are up, which Slurm notices within half a minute"),
+        ((), "its nodes have booted, and Slurm configures them"),
         (NODES, ""),
     ]
 

@@ -177,6 +177,7 @@ def test_how_a_script_has_ended(ended: dict[str, int], words: str) -> None:
 def test_the_script_of_a_job_that_was_cancelled_in_the_queue_has_not_ended() -> None:
     gang = Registered().core.state.gangs["g"]
     assert job_seen(gang, Job(7, JobState.CANCELLED)).end_words == "it had not started"
+    assert job_seen(gang, Job(7, JobState.CANCELLED, restart_count=1)).end_words == ""
     assert job_seen(gang, Job(7, JobState.CANCELLED, nodes=("n0",), exit_code=0)).end_words == ""
     started = Job(7, JobState.CANCELLED, nodes=("n0",), batch_host="n0", exit_signal=15)
     assert job_seen(gang, started).end_words.startswith("its script has ended by signal 15")

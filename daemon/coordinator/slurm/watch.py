@@ -51,9 +51,10 @@ _BOOTS = frozenset(
         NodeState.REBOOT_ISSUED,
     }
 )  # fmt: skip
-"""A node of a job that Slurm configures has one of them until it has booted."""
+"""A node of a job that Slurm configures has one of them until it has booted. Not REBOOT_REQUESTED: with `scontrol reboot` a
+node has it while jobs run."""
 _IT_BOOTS = "it boots"
-_HAVE_BOOTED = f"{_IT_BOOTS}: all nodes are up, which Slurm notices within half a minute"
+_HAVE_BOOTED = "its nodes have booted, and Slurm configures them"
 
 
 class SlurmQueries(Protocol):
@@ -145,7 +146,7 @@ class SlurmWatch:
             return f"{_IT_BOOTS} {listed(names)}"
         before = self._jobs.get(gang.id)
         same_run = before is not None and before.restart_count == found.restart_count
-        return _HAVE_BOOTED if same_run and before and before.pending_reason.startswith(_IT_BOOTS) else ""
+        return _HAVE_BOOTED if same_run and before and before.pending_reason.startswith((_IT_BOOTS, _HAVE_BOOTED)) else ""
 
     def _lost_nodes(self, seen: events.SlurmJobChanged) -> bool:
         """The job runs on, without some of the nodes of Slurm's last answer, or is in the queue again."""
@@ -270,7 +271,7 @@ def _is_suspended(found: Job) -> bool:
 
 def _end_words(gang: Gang, found: Job) -> str:
     """Why a job has ended of which no agent attached, or where its batch script says it; empty: not known."""
-    if found.state is JobState.CANCELLED and not found.nodes:
+    if found.state is JobState.CANCELLED and not found.nodes and not found.restart_count:
         return "it had not started"
     run_dir = json.loads(gang.account.shown_spec).get("run_dir", "")
     if gang.spec.awaits_launch:
