@@ -335,6 +335,27 @@ async def test_a_job_whose_segments_are_split_is_told_so_while_its_agents_start(
     assert capfd.readouterr().err == (f"{said}. `scontrol requeue 7` asks for others\n" if said else "")
 
 
+async def test_what_is_known_of_split_segments_is_said_until_the_end(tmp_path: Path) -> None:
+    scontrol, dead, told = tmp_path / "scontrol", tmp_path / "dead", list[str]()
+    dead.mkdir()
+    scontrol.write_text("#!/bin/sh\necho BlockName=b0 Nodes=n[0-2] BlockSize=3; echo BlockName=b1 Nodes=n3 BlockSize=3\n")
+    scontrol.chmod(0o755)
+
+    class Coordinator:
+        async def view(self, launch: LaunchState = ALL_LAUNCHED) -> ViewFailure:
+            told.append(launch.split_segments)
+            if launch.split_segments:
+                (tmp_path / "told").touch()
+            return UNKNOWN
+
+    (tmp_path / "srun").write_text(f"while ! [ -e {tmp_path}/told ]; do sleep 0.01; done; {fake_srun(dead)}")
+    given = Allocation(7, node_count=4, min_nodes=4, scontrol=str(scontrol), nodes="n[0-3]", segment=2)
+    assert await run_batch(["sh", str(tmp_path / "srun")], Coordinator(), given, FAST) == 233
+    first = told.index(next(filter(None, told)))
+    assert len(told) > first + FAST.requeue_answers
+    assert set(told[first:]) == {told[first]}
+
+
 async def test_nothing_else_is_started_for_an_srun_that_can_not_be_started(tmp_path: Path) -> None:
     """What is cancelled while it starts may never end, and the job with it."""
     split = Allocation(7, nodes="n[0-3]", segment=2)

@@ -197,7 +197,7 @@ async def _code_of_launch(
     if code and found and not step.asked_to_end:
         if _enough_nodes_left(allocation, lost_nodes):
             return None
-        await _requeue_job(allocation, lost_nodes, coordinator, timing)
+        await _requeue_job(step, lost_nodes, coordinator, timing)
     started_nothing = _was_killed(code) or srun.controller_unreachable
     again = may_relaunch and started_nothing and not (found or step.asked_to_end)
     return await _poll_after_srun(code, coordinator, timing, step, may_relaunch=again)
@@ -231,16 +231,15 @@ def _enough_nodes_left(allocation: Allocation, lost_nodes: set[str]) -> bool:
     return False
 
 
-async def _requeue_job(
-    allocation: Allocation, lost_nodes: set[str], coordinator: Coordinator, timing: PollTiming
-) -> None:
+async def _requeue_job(step: Step, lost_nodes: set[str], coordinator: Coordinator, timing: PollTiming) -> None:
     """Have the job requeued, if that is allowed. The coordinator does it without `lost_nodes`; if it does not, this
     process asks Slurm."""
     for _ in range(timing.requeue_answers):
-        view = await coordinator.view(LaunchState(lost_nodes))
+        view = await coordinator.view(step.launch_state(lost_nodes))
         if isinstance(view, GangView) and view.final:
             return
         await asyncio.sleep(timing.poll_s)
+    allocation = step.allocation
     # If srun can start nothing on this live node, the fault is not a dead node: do not requeue.
     may = allocation.may_requeue and allocation.batch_host not in lost_nodes and allocation.restart_count < MAX_REQUEUES
     if allocation.min_nodes and may:
@@ -266,8 +265,8 @@ async def _poll_beside_srun(
     ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
         # Ask at once too: this host may die before the first interval has passed.
-        state = LaunchState(lost_nodes, srun.exit_codes, step.interrupted_by, step.split_segments)
-        if isinstance(view := await coordinator.view(state), GangView) and view.final and not ended.done():
+        view = await coordinator.view(step.launch_state(lost_nodes, srun.exit_codes))
+        if isinstance(view, GangView) and view.final and not ended.done():
             return view
         await asyncio.wait([ended], timeout=timing.poll_beside_srun_s)
     return None
@@ -282,8 +281,7 @@ async def _poll_after_srun(
     unknown, no_agent_count, answers, job, ended_by = 0, 0, 0, step.allocation.job_id, step.interrupted
     is_told = code >= 0 or ended_by is not None
     while True:
-        said = LaunchState(interrupted=step.interrupted_by, split_segments=step.split_segments)
-        view = await coordinator.view(said)
+        view = await coordinator.view(step.launch_state())
         is_unknown = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and view.awaits_launch)
         unknown = unknown + 1 if is_unknown else 0
         if isinstance(view, GangView) and view.final:
@@ -361,7 +359,7 @@ async def _end_step(step: Step, coordinator: Coordinator, timing: PollTiming, nu
         return
     step.interrupted = number
     log.warning("%s: the ranks are to end; once more to kill them", number.name)
-    view = await coordinator.view(LaunchState(interrupted=number.name))
+    view = await coordinator.view(step.launch_state())
     # An agent that has only started loses the signal, and there is no rank yet that would save anything.
     early = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and _gathers_without_agents(view))
     refused = "" if early else await step.signal(number)

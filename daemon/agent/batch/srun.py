@@ -248,10 +248,13 @@ class Step:
     is_over: bool = False
     """Its end has been seen."""
 
-    @property
-    def interrupted_by(self) -> str:
-        """The name of that signal; empty: none."""
-        return self.interrupted.name if self.interrupted else ""
+    def launch_state(
+        self, unlaunched: Collection[str] = (), exit_codes: Mapping[str, int] | None = None
+    ) -> LaunchState:
+        """What the coordinator is told of it. What is left out counts as over, so the rest is said each time."""
+        return LaunchState(
+            unlaunched, exit_codes or {}, self.interrupted.name if self.interrupted else "", self.split_segments
+        )
 
     @property
     def outlives_srun(self) -> bool:
