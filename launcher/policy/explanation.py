@@ -102,6 +102,8 @@ def _of_row(row: Row, site: str) -> Iterator[str]:
     yield f"  follows   {_ACTIONS[decision.action]}"
     if decision.action == "degraded":
         yield f"  response  {decision.response}"
+    if decision.by_program:
+        yield "  program   by_program: after such an error, a second node that only a boot repairs ends the job"
     yield f"  reason    {decision.reason}"
     yield f"  when      {window_words(row)}"
     yield f"  source    {row.source or 'none given'}"

@@ -120,6 +120,17 @@ def test_explain_tells_what_the_sites_file_has_changed(tmp_path: Path) -> None:
     assert "from      site.toml: action; the rest: the shipped table" in words
 
 
+def test_explain_says_that_an_error_is_one_of_a_program_unless_the_site_says_otherwise(tmp_path: Path) -> None:
+    """A row of the site's file keeps what it does not name."""
+    file = tmp_path / "policy.toml"
+    file.write_text('[xid.codes]\n31 = { action = "unfit", reason = "ours" }\n13 = { by_program = false }\n')
+    policy = Policy.load(file)
+    assert "program   by_program: " in _explained("xid 31", policy)
+    assert "action    unfit\n" in _explained("xid 31", policy)
+    assert "by_program: " not in _explained("xid 13", policy)
+    assert "by_program: " not in _explained("xid 79", policy)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
