@@ -190,7 +190,7 @@ async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) 
             await asyncio.gather(*limits)
     if not answer.job and status:
         files.remove()
-        hint = hint_for(answer.errors, found.job, [one.option for one in looked.asked.given])
+        hint = hint_for(answer.errors.decode(errors="replace"), found.job, [one.option for one in looked.asked.given])
         if not hint and nodes and spares:
             hint = f"it asks for {size_words(nodes, spares)}"
         print_note("muster: nothing was queued" + (f": {hint}" if hint else ""))
@@ -253,13 +253,14 @@ class _Answer:
         self._found, self._files, self._call, self._options, self._tell = found, files, call, options, tell
         self.job = 0
         """The job's id; 0: sbatch has not said it."""
-        self.errors = ""
+        self.errors = b""
         """What sbatch has written to its standard error."""
 
-    def take_error(self, line: str) -> None:
-        """Passes on one line of sbatch's errors, and notes it."""
-        print(line, end="", file=sys.stderr, flush=True)
-        self.errors += line
+    def take_error(self, chunk: bytes) -> None:
+        """Passes on what sbatch writes to its standard error, and notes it."""
+        sys.stderr.buffer.write(chunk)
+        sys.stderr.flush()
+        self.errors += chunk
 
     def take(self, line: str) -> None:
         """Takes one line of `sbatch --parsable`, and prints what the user has asked for."""
@@ -316,7 +317,7 @@ async def _run(
     given: bytes | None,
     environ: Mapping[str, str] = os.environ,
     on_line: Callable[[str], None] | None = None,
-    on_error: Callable[[str], None] | None = None,
+    on_error: Callable[[bytes], None] | None = None,
 ) -> int:
     try:
         own = bash_env.environment(environ, process_tree.environment_at_start())

@@ -23,6 +23,7 @@ from muster.launcher.scripts.plan import Looked, look_over, settle
 from muster.launcher.scripts.user_script import UserScript
 from muster.launcher.submission import path_checks
 from muster.slurm.client import launch_settings
+from muster.slurm.client.backends.run_command import run_for_caller
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 
 SBATCH = """#!/bin/bash
@@ -303,6 +304,21 @@ def test_a_folder_that_is_gone_is_said(shell: Shell, monkeypatch: pytest.MonkeyP
     status, out, err = shell.submit("--force", str(shell.folder / "train.sbatch"))
     assert (status, out, shell.noted("argv")) == (64, "", [])
     assert err.startswith("muster: the folder of this shell has been removed\n")
+
+
+async def test_a_question_of_sbatch_is_seen_and_a_long_line_is_passed_on(tmp_path: Path) -> None:
+    """A wrapper asks for a password, and then says much in one line."""
+    script = "printf 'Password: ' >&2; until [ -e seen ]; do sleep 0.01; done; head -c 100000 /dev/zero >&2; echo 7"
+    said, lines = list[bytes](), list[str]()
+
+    def take(chunk: bytes) -> None:
+        said.append(chunk)
+        (tmp_path / "seen").touch()
+
+    argv = ["sh", "-c", f"cd {tmp_path}; {script}"]
+    assert await run_for_caller(argv, env=os.environ, given=b"", on_line=lines.append, on_error=take) == 0
+    assert lines == ["7\n"]
+    assert b"".join(said) == b"Password: " + bytes(100_000)
 
 
 def test_words_that_are_no_utf_8(shell: Shell) -> None:

@@ -25,6 +25,7 @@ from muster.slurm.client.errors import SlurmTimeout, SlurmUnavailable
 
 _KILL_GRACE_S = 1.0
 """Seconds to wait for a killed program. A process in uninterruptible sleep may need longer."""
+_CHUNK_BYTES = 2**16
 # A separate program sets the parent-death signal: Python code between fork and exec is unsafe with gRPC's threads.
 _SETPRIV, _TIMEOUT = (shutil.which(name) or name for name in ("setpriv", "timeout"))
 LIFETIME_TOOLS = "setpriv with --pdeathsig (util-linux 2.33) and timeout (coreutils)"
@@ -125,7 +126,7 @@ async def run_for_caller(
     env: Mapping[str, str],
     given: bytes | None = None,
     on_line: Callable[[str], None] | None = None,
-    on_error: Callable[[str], None] | None = None,
+    on_error: Callable[[bytes], None] | None = None,
 ) -> int:
     """Runs a program in the place of whoever called this one: its errors go where ours go, it may take as long as it
     wants, and a Ctrl-C reaches it too. Returns its exit status.
@@ -134,7 +135,7 @@ async def run_for_caller(
         env: its whole environment.
         given: its standard input. None: ours.
         on_line: takes each line of its output. None: the output goes where ours goes.
-        on_error: takes each line of its errors likewise.
+        on_error: takes its errors likewise, but as they come: a question to the user ends without a line's end.
 
     Raises:
         SlurmUnavailable: the program can't be started.
@@ -155,15 +156,20 @@ async def run_for_caller(
             process.stdin.write(given)
             await process.stdin.drain()
         process.stdin.close()
-    await asyncio.gather(_pass_on(process.stdout, on_line), _pass_on(process.stderr, on_error))
+    await asyncio.gather(_pass_lines(process.stdout, on_line), _pass_on(process.stderr, on_error))
     status = await process.wait()
     return 128 - status if status < 0 else status
 
 
-async def _pass_on(stream: asyncio.StreamReader | None, take: Callable[[str], None] | None) -> None:
+async def _pass_lines(stream: asyncio.StreamReader | None, take: Callable[[str], None] | None) -> None:
     if stream and take:
         async for line in stream:
             take(line.decode(errors="replace"))
+
+
+async def _pass_on(stream: asyncio.StreamReader | None, take: Callable[[bytes], None] | None) -> None:
+    while stream and take and (chunk := await stream.read(_CHUNK_BYTES)):
+        take(chunk)
 
 
 async def start(
