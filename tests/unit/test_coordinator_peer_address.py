@@ -7,9 +7,9 @@ import pytest
 
 from muster.daemon.coordinator.core.state.durable_state import Node
 from muster.daemon.coordinator.services.hello import check_peer_address
-from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
+from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.identity import Caller
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
@@ -29,7 +29,7 @@ def slurm() -> FakeSlurm:
 async def test_slurms_address_of_a_node_is_one_of_its_own(slurm: FakeSlurm) -> None:
     node = Node("n1", addresses=REPORTED)
     await check_peer_address("127.0.0.1:7", CALLER, node, SlurmLookup(slurm))
-    with pytest.raises(RpcAbort) as refused:
+    with pytest.raises(CallRefused) as refused:
         await check_peer_address("127.0.0.2:7", CALLER, node, SlurmLookup(slurm))
     assert refused.value.code is grpc.StatusCode.PERMISSION_DENIED
 
@@ -39,7 +39,7 @@ async def test_while_slurm_does_not_answer_an_agent_keeps_the_name_that_it_had(s
     node, lookup = Node("n1", addresses=REPORTED), SlurmLookup(slurm, retry_for_s=0.0)
     await check_peer_address("n1-ib:7", CALLER, node, lookup, known="n1-ib:7")
     await check_peer_address("10.1.0.1:7", CALLER, node, lookup)
-    with pytest.raises(RpcAbort) as refused:
+    with pytest.raises(CallRefused) as refused:
         await check_peer_address("n1-ib:7", CALLER, node, lookup, known="10.1.0.1:7")
     assert refused.value.code is grpc.StatusCode.UNAVAILABLE
 

@@ -18,11 +18,11 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.registration import BUDGET_WINDOW_S, check_budget, check_job_is_free
-from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.testing.scripted_agent import ScriptedAgent
 from muster.daemon.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
 from muster.daemon.transport import gang_ids
+from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.site_config import Site
 from muster.launcher.commands.submit import prepare
@@ -126,7 +126,7 @@ def _gang_with_pool_job(owner_uid: int, pool_job: int) -> DurableState:
 
 def test_a_pool_job_belongs_to_the_gang_that_asked_for_it() -> None:
     gangs = _gang_with_pool_job(1000, 3).gangs.values()
-    with pytest.raises(RpcAbort, match=r"^job 3 runs gang g1"):
+    with pytest.raises(CallRefused, match=r"^job 3 runs gang g1"):
         check_job_is_free(gangs, "g2", 3, 1000)
     check_job_is_free(gangs, "g1", 3, 1000)
     check_job_is_free(gangs, "g2", 4, 1000)
@@ -136,7 +136,7 @@ def test_an_agent_that_names_another_users_job_as_its_pool_job_keeps_it_from_nob
     """The attack: the pool job that a user's own agent reports is the job that another user has just submitted."""
     gangs = _gang_with_pool_job(1000, 3).gangs.values()
     check_job_is_free(gangs, "g2", 3, 1001)
-    with pytest.raises(RpcAbort, match=r"^job 2 runs a gang of another user"):
+    with pytest.raises(CallRefused, match=r"^job 2 runs a gang of another user"):
         check_job_is_free(gangs, "g2", 2, 1001)
 
 

@@ -26,7 +26,7 @@ from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import views
 from muster.daemon.coordinator.services.callers_gangs import LastingRight
 from muster.daemon.coordinator.services.node_service import ENDS_AT_ONCE, RETURN_S_PER_NODE
-from muster.daemon.coordinator.services.rpc_errors import RpcAbort, resource_exhausted
+from muster.daemon.coordinator.services.rpc_errors import resource_exhausted
 from muster.daemon.coordinator.services.watching import (
     MIN_VIEW_INTERVAL_S,
     WATCHERS_SHARE,
@@ -39,6 +39,7 @@ from muster.daemon.coordinator.shell.subscriptions import Changes, GangSubscribe
 from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.daemon.testing.scripted_agent import ScriptedAgent
 from muster.daemon.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
+from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.output.job_lines import job_ids
@@ -807,7 +808,7 @@ async def test_a_watcher_that_is_refused_takes_no_change_from_the_others() -> No
     changes.changed.set()
     async with asyncio.timeout(DEADLINE_S):
         first, second = await asyncio.gather(*(anext(watcher) for watcher in watchers), return_exceptions=True)
-    assert isinstance(first, RpcAbort)
+    assert isinstance(first, CallRefused)
     assert isinstance(second, api_pb2.GangView)
 
 

@@ -18,12 +18,12 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.services.caller_limits import BURST as BURST_OF_AGENTS
 from muster.daemon.coordinator.services.caller_limits import INTERVAL_S, FactRate
-from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.services.stream_reading import MessageRate, read_messages
 from muster.daemon.coordinator.shell.agent_streams import MAX_WAITING_PROBES, AgentOutbox
 from muster.daemon.host import clock
 from muster.daemon.testing.scripted_agent import ScriptedAgent
 from muster.daemon.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
+from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.daemon.transport.server_limits import COORDINATOR, StreamLimits, coordinator_share
 from muster.v1 import agent_pb2 as pb
@@ -149,7 +149,7 @@ def test_a_node_may_be_started_anew_once_a_minute_for_ever() -> None:
         rate.note("n1", "n1", 60.0 * minute)
     for _ in range(BURST_OF_AGENTS - 1):
         rate.note("n1", "n1", 60.0 * 9_999)
-    with pytest.raises(RpcAbort, match="n1 has attached as a new process 20 times"):
+    with pytest.raises(CallRefused, match="n1 has attached as a new process 20 times"):
         rate.note("n1", "n1", 60.0 * 9_999)
     rate.note("n2", "n2", 60.0 * 9_999)
 

@@ -18,11 +18,11 @@ from muster.daemon.coordinator.core.state.durable_state import Node
 from muster.daemon.coordinator.services.api_service import NODES_PER_LOOP_TURN, MusterService
 from muster.daemon.coordinator.services.caller_limits import UserCalls
 from muster.daemon.coordinator.services.login_names import LoginNames
-from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld
 from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.identity import Caller, set_call
 from muster.daemon.transport.server_limits import StreamLimits, coordinator_share, more_coordinator_calls
@@ -149,7 +149,7 @@ def test_a_place_is_given_back_when_a_call_fails() -> None:
 
     with pytest.raises(KeyError):
         fail()
-    with calls.one(OWNER), pytest.raises(RpcAbort), calls.one(OWNER):
+    with calls.one(OWNER), pytest.raises(CallRefused), calls.one(OWNER):
         raise AssertionError
 
 

@@ -32,7 +32,6 @@ from muster.daemon.coordinator.services.caller_limits import CallerLog, FactRate
 from muster.daemon.coordinator.services.hello import CertificateIssuer, check_hello, check_peer_address
 from muster.daemon.coordinator.services.job_specs import SpecWork, own_nodes, submitted
 from muster.daemon.coordinator.services.rpc_errors import (
-    RpcAbort,
     invalid_argument,
     permission_denied,
     resource_exhausted,
@@ -51,6 +50,7 @@ from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.calls.call_messages import write_message
 from muster.daemon.transport.calls.call_places import admitted_call, current_place
+from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.fencing_timeouts import FENCING_TIMEOUTS_S
 from muster.daemon.transport.identity import Caller, current_caller, current_method
@@ -106,7 +106,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """See agent.proto."""
         try:
             hello = await _read_hello(request_iterator)
-        except RpcAbort as error:
+        except CallRefused as error:
             await error.end_call(context)
         try:
             leaf = await self._admit(hello)
@@ -116,7 +116,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             await self._wait_for_earlier_agent(hello)
             self._limit_new_agents(hello)
             certificate = self._certificate(hello)
-        except RpcAbort as error:
+        except CallRefused as error:
             self._log(logging.WARNING, hello, f"is rejected: {error}")
             await error.end_call(context)
         except AgentDismissed as reason:
@@ -136,7 +136,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         except conversion.InvalidMessage as error:
             self._log(logging.WARNING, hello, f"loses its stream: {error}")
             await invalid_argument(str(error)).end_call(context)
-        except RpcAbort as error:
+        except CallRefused as error:
             self._log(logging.WARNING, hello, f"loses its stream: {error}")
             await error.end_call(context)
 
@@ -147,7 +147,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """Check that the agent may attach, and register its gang. Returns the leaf switch of its node.
 
         Raises:
-            RpcAbort: the agent has no right to attach, or Slurm doesn't answer.
+            CallRefused: the agent has no right to attach, or Slurm doesn't answer.
             AgentDismissed: the agent must end.
         """
         caller = current_caller()
@@ -193,7 +193,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """What the agent's server proves itself with; None: connections are plain text, or it has that already.
 
         Raises:
-            RpcAbort: hello has no usable key.
+            CallRefused: hello has no usable key.
         """
         issued = self._certificates.issue(call_binding.name_of_agent(hello.gang_id, hello.node), hello)
         return pb.Certificate(certificate=issued, authorities=self._certificates.authorities) if issued else None
@@ -250,7 +250,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """Count the agent, unless it is the member that the journal knows: each new agent is a record of the journal.
 
         Raises:
-            RpcAbort: too many new agents of this gang and node, or too many records of the gang or of its owner.
+            CallRefused: too many new agents of this gang and node, or too many records of the gang or of its owner.
         """
         gang = self._engine.core.state.gangs.get(hello.gang_id)
         if gang and _is_known(gang, hello) and gang.roster.members[hello.node].incarnation == hello.incarnation:
@@ -299,7 +299,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         gangs = self._engine.core.state.gangs.values()
         try:
             registration.check_job_is_free(gangs, hello.gang_id, hello.slurm_job_id, uid)
-        except RpcAbort as error:
+        except CallRefused as error:
             raise AgentDismissed(str(error)) from None
 
     async def _check_job(self, hello: pb.AgentHello, caller: Caller, *, owns_gang: bool) -> None:
@@ -307,7 +307,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         try:
             found = await self._lookup.job(hello.slurm_job_id, caller.uid)
             self._check_job_answer(found, hello, caller, owns_gang)
-        except (AgentDismissed, RpcAbort):
+        except (AgentDismissed, CallRefused):
             # The answer may be older than the job's last change: ask again.
             found = await self._lookup.job(hello.slurm_job_id, caller.uid, since=called_at)
             self._check_job_answer(found, hello, caller, owns_gang)
@@ -423,7 +423,7 @@ async def _read_status(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentStat
     return second.status
 
 
-def _not_the_owner(hello: pb.AgentHello, caller: Caller) -> RpcAbort:
+def _not_the_owner(hello: pb.AgentHello, caller: Caller) -> CallRefused:
     """The refusal of a stranger. It repeats what the agent has said, and tells nothing of jobs and gangs."""
     return permission_denied(
         f"uid {caller.uid} has no job {hello.slurm_job_id} with gang {hello.gang_id}: an agent attaches for a job and "

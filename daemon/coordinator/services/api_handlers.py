@@ -1,4 +1,4 @@
-"""What each call of the public API goes through: versions are compared, and an RpcAbort of its handler ends it."""
+"""What each call of the public API goes through: versions are compared, and a CallRefused of its handler ends it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, Protocol, TypeVar
 
 from muster import compatibility
 from muster.daemon.coordinator.services.callers_gangs import CallersGangs
-from muster.daemon.coordinator.services.rpc_errors import RpcAbort, unimplemented
+from muster.daemon.coordinator.services.rpc_errors import unimplemented
 from muster.daemon.transport.calls.call_messages import write_message
 from muster.daemon.transport.calls.call_places import current_place
+from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.server_limits import StreamLimits
 
 READING = frozenset(
@@ -42,7 +43,7 @@ _Reply = TypeVar("_Reply")
 def unary_handler(
     handler: Callable[[_Self, _Request, Any], Awaitable[_Reply]],
 ) -> Callable[[_Self, _Request, Any], Awaitable[_Reply]]:
-    """Decorates a handler with one reply: an RpcAbort that it raises ends the call."""
+    """Decorates a handler with one reply: a CallRefused that it raises ends the call."""
 
     @wraps(handler)
     async def wrapped(self: _Self, request: _Request, context: Any) -> _Reply:
@@ -50,7 +51,7 @@ def unary_handler(
             await _compare_versions(self.side, handler.__name__, context)
             await self.callers_gangs.learn_reader()
             return await handler(self, request, context)
-        except RpcAbort as error:
+        except CallRefused as error:
             await error.end_call(context)
 
     return wrapped
@@ -59,8 +60,8 @@ def unary_handler(
 def stream_handler(
     handler: Callable[[_Self, _Request, Any], AsyncIterator[_Reply]],
 ) -> Callable[[_Self, _Request, Any], AsyncIterator[_Reply]]:
-    """Decorates a handler with a stream of replies: an RpcAbort that it raises ends the call, and so does a client that
-    reads no reply. What the handler holds is freed first."""
+    """Decorates a handler with a stream of replies: a CallRefused that it raises ends the call, and so does a client
+    that reads no reply. What the handler holds is freed first."""
 
     @wraps(handler)
     async def wrapped(self: _Self, request: _Request, context: Any) -> None:
@@ -70,7 +71,7 @@ def stream_handler(
             async with aclosing(handler(self, request, context)) as replies:  # type: ignore[type-var]
                 async for reply in replies:
                     await write_message(context, reply, self.stream_limits.unread_s)
-        except RpcAbort as error:
+        except CallRefused as error:
             await error.end_call(context)
 
     # wraps() would show gRPC an asynchronous generator.
@@ -82,7 +83,7 @@ async def _compare_versions(mine: compatibility.Side, method: str, context: Any)
     """Say this coordinator's version before all else. The caller compares, too: one that reads is answered.
 
     Raises:
-        RpcAbort: the caller does not fit, and wants to change something.
+        CallRefused: the caller does not fit, and wants to change something.
     """
     if place := current_place():
         await place.begin_answers(context, compatibility.metadata(mine))

@@ -328,7 +328,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """Wait until no other call for all nodes or all jobs is answered: the event loop builds one at a time.
 
         Raises:
-            RpcAbort: the caller has too many of them under way.
+            CallRefused: the caller has too many of them under way.
         """
         uid = current_caller().uid
         with self._site_calls.one(uid):
@@ -434,7 +434,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         )
 
     async def registered_spec(self, gang: Gang) -> JobSpec | None:
-        """The spec of a gang; None: there is none that this version can read. Raises RpcAbort: the journal can't be
+        """The spec of a gang; None: there is none that this version can read. Raises CallRefused: the journal can't be
         read."""
         return await self._specs.do_with(current_caller().uid, partial(self._registration, gang), job_specs.read_spec)
 
@@ -467,7 +467,7 @@ def _checked_reason(reason: str) -> str:
     """The caller's words, for the journal and for Slurm.
 
     Raises:
-        RpcAbort: they are too long, or no plain text.
+        CallRefused: they are too long, or no plain text.
     """
     if len(reason) > MAX_REASON_CHARS:
         raise invalid_argument(f"the reason has {len(reason)} characters: {MAX_REASON_CHARS} are allowed")

@@ -52,7 +52,7 @@ class FactRate:
         """Note that `identity` attaches as somebody new. `what`: that identity in words.
 
         Raises:
-            RpcAbort: it has done so too often.
+            CallRefused: it has done so too often.
         """
         if self.is_too_often(identity, now):
             raise resource_exhausted(
@@ -119,7 +119,7 @@ class UserCalls:
         """Count one call for a block.
 
         Raises:
-            RpcAbort: the user has as many under way as one user may.
+            CallRefused: the user has as many under way as one user may.
         """
         if self._under_way[uid] >= self._most:
             raise resource_exhausted(f"uid {uid} has {self._most} {self._what} under way, the most here: try again")

@@ -16,17 +16,12 @@ from muster.daemon.coordinator.journal.history import Registered
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services import registration
 from muster.daemon.coordinator.services.login_names import ReaderNames
-from muster.daemon.coordinator.services.rpc_errors import (
-    RpcAbort,
-    internal,
-    invalid_argument,
-    not_found,
-    permission_denied,
-)
+from muster.daemon.coordinator.services.rpc_errors import internal, invalid_argument, not_found, permission_denied
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.host import clock
 from muster.daemon.transport import gang_ids
 from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.identity import current_caller, current_method
 from muster.v1 import api_pb2 as pb
 from muster.wording import listed
@@ -39,19 +34,19 @@ class LastingRight:
     groups are, so such a call ends within twice that time."""
 
     def __init__(self, learn: Callable[[], Awaitable[None]], check: Callable[[], object], every_s: float) -> None:
-        """`learn`: finds out who the caller is now. `check`: raises RpcAbort if the right is gone."""
+        """`learn`: finds out who the caller is now. `check`: raises CallRefused if the right is gone."""
         self._learn, self._check, self._every_s = learn, check, every_s
         self._due = clock.monotonic() + every_s
 
     async def ask(self) -> None:
-        """Ask again, if it is time. Raises RpcAbort: the right is gone."""
+        """Ask again, if it is time. Raises CallRefused: the right is gone."""
         if clock.monotonic() >= self._due:
             await self._learn()
             self._check()
             self._due = clock.monotonic() + self._every_s
 
     async def wait_for(self, next_one: Callable[[], Awaitable[_Next]]) -> _Next:
-        """Wait for what the call sends next, and ask meanwhile. Raises RpcAbort: the right is gone."""
+        """Wait for what the call sends next, and ask meanwhile. Raises CallRefused: the right is gone."""
         while True:
             await self.ask()
             try:
@@ -85,7 +80,7 @@ class CallersGangs:
         return self._readers.known(caller.uid)
 
     def lasting_right(self, check: Callable[[], object]) -> LastingRight:
-        """The right of a call that has begun just now. `check`: raises RpcAbort if the caller has it no more."""
+        """The right of a call that has begun just now. `check`: raises CallRefused if the caller has it no more."""
         return LastingRight(self.learn_reader, check, self._readers.kept_s)
 
     def _names_readers(self) -> bool:
@@ -95,7 +90,7 @@ class CallersGangs:
         """The gang that `ref` names (the newest one of a job), if the caller may call the present method for it.
 
         Raises:
-            RpcAbort: there is no such gang, or the caller has no right to it, or an array has several.
+            CallRefused: there is no such gang, or the caller has no right to it, or an array has several.
         """
         self._check_names_one(ref)
         gang = self.known(ref)
@@ -117,7 +112,7 @@ class CallersGangs:
         """The id of the gang that `ref` names, which may have ended long ago; empty for all gangs.
 
         Raises:
-            RpcAbort: there is no such gang, or the caller has no right to read its events.
+            CallRefused: there is no such gang, or the caller has no right to read its events.
         """
         if not ref.WhichOneof("ref"):
             if not self.allows(None):
@@ -180,7 +175,7 @@ class CallersGangs:
                 names = listed((f"{ref.slurm_job_id}_{task}" for task in sorted(tasks)), ", ")
                 raise invalid_argument(f"job {ref.slurm_job_id} is an array: name one of its tasks: {names}")
 
-    def no_such_job(self, ref: pb.GangRef) -> RpcAbort:
+    def no_such_job(self, ref: pb.GangRef) -> CallRefused:
         """The answer where there is no such job, and where it is another user's: nobody learns which."""
         listed = f"muster status --all lists your jobs, those of the last {GANG_KEPT_S / 86400:.0f} days, too"
         return not_found(f"{_describe(ref)}: no such job, or not yours. {listed}{self.place_hint()}")

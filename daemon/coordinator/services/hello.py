@@ -17,12 +17,13 @@ from typing import Protocol
 
 from muster.daemon.coordinator.core.state.durable_state import Node
 from muster.daemon.coordinator.services.conversion import InvalidMessage, check_count, check_length, check_name
-from muster.daemon.coordinator.services.rpc_errors import RpcAbort, invalid_argument, permission_denied, unavailable
+from muster.daemon.coordinator.services.rpc_errors import invalid_argument, permission_denied, unavailable
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host.addresses import comparable, comparable_host, is_loopback
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.identity import Caller
 from muster.daemon.transport.site_config import split_address
 from muster.daemon.transport.tls import TlsError, certificate_name
@@ -78,7 +79,7 @@ async def check_peer_address(
         known: the address with which the agent was admitted before; while Slurm does not answer, it is valid still.
 
     Raises:
-        RpcAbort: it is another host's, or Slurm does not say what the node's names are.
+        CallRefused: it is another host's, or Slurm does not say what the node's names are.
     """
     host = split_address(peer_address)[0]
     if Rights.is_address_of_node(comparable(host), node.addresses):
@@ -108,7 +109,7 @@ def _is_one_of(host: str, names: set[str]) -> bool:
     return comparable_host(host) in set(map(comparable_host, names))
 
 
-def _refusal(peer_address: str, node: Node, names: set[str]) -> RpcAbort:
+def _refusal(peer_address: str, node: Node, names: set[str]) -> CallRefused:
     return permission_denied(
         f"the peer_address of an agent of {node.name} is an address of {node.name} ({' '.join(node.addresses)}), or a "
         f"name that Slurm has for it ({' '.join(sorted(names))}); {peer_address} is none"
@@ -139,7 +140,7 @@ class CertificateIssuer:
         not so, the caller harms itself only: nobody takes it for what it says.
 
         Raises:
-            RpcAbort: hello has no usable key.
+            CallRefused: hello has no usable key.
         """
         if self._authority is None or hello.certified_by == self._identifier:
             return b""

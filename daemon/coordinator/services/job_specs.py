@@ -314,7 +314,7 @@ async def submitted(specs: SpecWork, request: RegisterRequest | AgentHello, uid:
     """The event with which user `uid` registers a gang.
 
     Raises:
-        RpcAbort: the spec is not valid.
+        CallRefused: the spec is not valid.
     """
     work = partial(gang_submitted, request.gang_id, request.slurm_job_id, uid, request.spec)
     try:

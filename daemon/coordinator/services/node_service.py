@@ -25,7 +25,6 @@ from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.caller_limits import AttachQueue, CallerLog, FactRate
 from muster.daemon.coordinator.services.hello import CertificateIssuer, check_hello
 from muster.daemon.coordinator.services.rpc_errors import (
-    RpcAbort,
     failed_precondition,
     invalid_argument,
     permission_denied,
@@ -41,6 +40,7 @@ from muster.daemon.transport import call_binding, job_limits
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.calls.call_messages import write_message
+from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import current_caller, current_method
 from muster.daemon.transport.management_hosts import Resolve
@@ -120,7 +120,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             await self._turns.wait()
             self._limit_new_registrations(hello)
             certificate = self._certificates.issue(call_binding.name_of_node_daemon(hello.node), hello)
-        except RpcAbort as error:
+        except CallRefused as error:
             self._caller_log.log(
                 logging.WARNING, current_caller().uid, f"a node daemon at {context.peer()} is rejected: {error}"
             )
@@ -132,7 +132,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         try:
             await asyncio.gather(serving, return_exceptions=True)
             raise_unexpected_error(serving)  # gRPC logs it, and the stream ends with an error
-        except RpcAbort as error:
+        except CallRefused as error:
             self._caller_log.log(
                 logging.WARNING, hello.node, f"the stream of the node daemon on {hello.node} ends: {error}"
             )
@@ -277,7 +277,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             )
 
     def _check_version(self, hello: pb.NodeHello) -> None:
-        """Raises RpcAbort: the daemon's version does not fit this one."""
+        """Raises CallRefused: the daemon's version does not fit this one."""
         if reason := compatibility.misfit(self._side, compatibility.read(f"musterd on {hello.node}", hello.release)):
             raise failed_precondition(reason)
 
@@ -285,7 +285,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         """The IP addresses of the node, from Slurm's answer `found`; the known ones while no name server answers.
 
         Raises:
-            RpcAbort: they are not known.
+            CallRefused: they are not known.
         """
         try:
             return {address for name in self._host_names(node, found) for address in await self._resolve(name)}
@@ -299,7 +299,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         """Count the daemon, unless the journal knows what it says.
 
         Raises:
-            RpcAbort: the node says something new too often.
+            CallRefused: the node says something new too often.
         """
         node, says = self._engine.core.state.node(hello.node), _attached(hello, current_caller().address)
         if (node.boot_id, node.probe_address, node.addresses) != (says.boot_id, says.probe_address, says.addresses):

@@ -23,7 +23,7 @@ def check_id_is_for(gang_id: str, uid: int) -> None:
     """Check that user `uid` may register the id `gang_id`, whether or not its owner has.
 
     Raises:
-        RpcAbort: the id is another user's.
+        CallRefused: the id is another user's.
     """
     if refused := gang_ids.why_not_registered(gang_id, uid):
         raise permission_denied(refused)
@@ -39,7 +39,7 @@ def check_job_is_free(gangs: Iterable[Gang], gang_id: str, job: int, uid: int) -
         uid: the user who wants to use the job.
 
     Raises:
-        RpcAbort: another gang is.
+        CallRefused: another gang is.
     """
     for gang in gangs:
         pool_jobs = (request.job for request in gang.growth.pool.values()) if gang.account.owner_uid == uid else ()
@@ -56,7 +56,7 @@ def check_budget(gangs: Iterable[Gang], uid: int, spec_chars: int, limits: Limit
     """Check that the site's limits leave room for one more gang of `uid`, with a spec of so many characters.
 
     Raises:
-        RpcAbort: they don't.
+        CallRefused: they don't.
     """
     own = [
         g

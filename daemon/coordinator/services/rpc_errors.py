@@ -8,31 +8,28 @@ import grpc
 
 from muster.daemon.transport.calls.call_refused import CallRefused
 
-RpcAbort = CallRefused
-
-
-permission_denied = partial(RpcAbort, grpc.StatusCode.PERMISSION_DENIED)
+permission_denied = partial(CallRefused, grpc.StatusCode.PERMISSION_DENIED)
 """The caller has no right to do this."""
-invalid_argument = partial(RpcAbort, grpc.StatusCode.INVALID_ARGUMENT)
+invalid_argument = partial(CallRefused, grpc.StatusCode.INVALID_ARGUMENT)
 """A field of the message is wrong."""
-not_found = partial(RpcAbort, grpc.StatusCode.NOT_FOUND)
+not_found = partial(CallRefused, grpc.StatusCode.NOT_FOUND)
 """The named gang, job or node does not exist."""
-already_exists = partial(RpcAbort, grpc.StatusCode.ALREADY_EXISTS)
+already_exists = partial(CallRefused, grpc.StatusCode.ALREADY_EXISTS)
 """Something else has the place of what the caller wants to make."""
-resource_exhausted = partial(RpcAbort, grpc.StatusCode.RESOURCE_EXHAUSTED)
+resource_exhausted = partial(CallRefused, grpc.StatusCode.RESOURCE_EXHAUSTED)
 """The caller has used up what a limit allows."""
-aborted = partial(RpcAbort, grpc.StatusCode.ABORTED)
+aborted = partial(CallRefused, grpc.StatusCode.ABORTED)
 """The job's state does not allow it now. Nothing was done, and the caller may try again later."""
-failed_precondition = partial(RpcAbort, grpc.StatusCode.FAILED_PRECONDITION)
+failed_precondition = partial(CallRefused, grpc.StatusCode.FAILED_PRECONDITION)
 """The caller can't be served before somebody changes something."""
-unimplemented = partial(RpcAbort, grpc.StatusCode.UNIMPLEMENTED)
+unimplemented = partial(CallRefused, grpc.StatusCode.UNIMPLEMENTED)
 """The caller's version is not served. (A command that knows no versions takes FAILED_PRECONDITION for a wrong munge
 key, and says so.)"""
-deadline_exceeded = partial(RpcAbort, grpc.StatusCode.DEADLINE_EXCEEDED)
+deadline_exceeded = partial(CallRefused, grpc.StatusCode.DEADLINE_EXCEEDED)
 """The caller was silent for too long."""
-unavailable = partial(RpcAbort, grpc.StatusCode.UNAVAILABLE)
+unavailable = partial(CallRefused, grpc.StatusCode.UNAVAILABLE)
 """The answer needs something that does not answer now. The caller may try again."""
-internal = partial(RpcAbort, grpc.StatusCode.INTERNAL)
+internal = partial(CallRefused, grpc.StatusCode.INTERNAL)
 """Muster's own fault, or its disk's."""
 
 

@@ -50,7 +50,7 @@ async def read_messages(
     """The messages of a stream after its first ones.
 
     Raises:
-        RpcAbort: no message came for `limits.silent_s`.
+        CallRefused: no message came for `limits.silent_s`.
     """
     rate = MessageRate(limits, clock.monotonic())
     while (message := await _next(messages, limits.silent_s)) is not None:

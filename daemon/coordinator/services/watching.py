@@ -41,7 +41,7 @@ def checked_position(field: str, position: int) -> int:
     """A position in the journal, as a caller names it.
 
     Raises:
-        RpcAbort: no journal has so many records.
+        CallRefused: no journal has so many records.
     """
     if position > MOST_POSITION:
         raise invalid_argument(f"{field} is {position}: a position in the journal is {MOST_POSITION} at most")
@@ -52,7 +52,7 @@ def history_page(journal: Journal, gang: str, after: int) -> list[Record]:
     """The next records of a gang after a position; `gang` empty: of all gangs.
 
     Raises:
-        RpcAbort: the journal can't be read.
+        CallRefused: the journal can't be read.
     """
     try:
         return journal.history(gang, after, HISTORY_PAGE_RECORDS, HISTORY_PAGE_CHARS)
@@ -171,7 +171,7 @@ async def changed_views(
     """The view, and again when it has changed, up to the final one. The gang may end while a view is sent.
 
     Raises:
-        RpcAbort: the caller has lost the `right` to it.
+        CallRefused: the caller has lost the `right` to it.
     """
     serial, one = shared.fresh(make)
     while True:
