@@ -338,7 +338,9 @@ async def test_a_job_whose_segments_are_split_is_told_so_while_its_agents_start(
 async def test_what_is_known_of_split_segments_is_said_until_the_end(tmp_path: Path) -> None:
     scontrol, dead, told = tmp_path / "scontrol", tmp_path / "dead", list[str]()
     dead.mkdir()
-    scontrol.write_text("#!/bin/sh\necho BlockName=b0 Nodes=n[0-2] BlockSize=3; echo BlockName=b1 Nodes=n3 BlockSize=3\n")
+    scontrol.write_text(
+        "#!/bin/sh\necho BlockName=b0 Nodes=n[0-2] BlockSize=3; echo BlockName=b1 Nodes=n3 BlockSize=3\n"
+    )
     scontrol.chmod(0o755)
 
     class Coordinator:

@@ -51,8 +51,8 @@ _BOOTS = frozenset(
         NodeState.REBOOT_ISSUED,
     }
 )  # fmt: skip
-"""A node of a job that Slurm configures has one of them until it has booted. Not REBOOT_REQUESTED: with `scontrol reboot` a
-node has it while jobs run."""
+"""A node of a job that Slurm configures has one of them until it has booted. Not REBOOT_REQUESTED: with `scontrol
+reboot` a node has it while jobs run."""
 _IT_BOOTS = "it boots"
 _HAVE_BOOTED = "its nodes have booted, and Slurm configures them"
 
@@ -145,8 +145,9 @@ class SlurmWatch:
         if names := sorted(booting.intersection(found.nodes)):
             return f"{_IT_BOOTS} {listed(names)}"
         before = self._jobs.get(gang.id)
-        same_run = before is not None and before.restart_count == found.restart_count
-        return _HAVE_BOOTED if same_run and before and before.pending_reason.startswith((_IT_BOOTS, _HAVE_BOOTED)) else ""
+        if before is None or before.restart_count != found.restart_count:
+            return ""
+        return _HAVE_BOOTED if before.pending_reason.startswith((_IT_BOOTS, _HAVE_BOOTED)) else ""
 
     def _lost_nodes(self, seen: events.SlurmJobChanged) -> bool:
         """The job runs on, without some of the nodes of Slurm's last answer, or is in the queue again."""
