@@ -30,7 +30,7 @@ from muster.slurm.testcluster.cluster import Cluster
 from muster.slurm.testcluster.spec import ClusterSpec
 from muster.slurm.testcluster.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.alone]
 
 NODES = [f"n{number}" for number in range(8)]
 MBIT = {Level.LEAF: 400, Level.POD: 100, Level.ANY: 25}

@@ -86,7 +86,8 @@ def test_a_torn_group_is_named_to_whom_the_job_belongs(healthy: Cluster) -> None
     assert re.search(r"its last generation, \d+, took ", text)
 
 
-@pytest.mark.long  # it compares rates, which other tests at the same time would disturb
+@pytest.mark.long
+@pytest.mark.alone
 def test_a_shaped_link_and_a_faster_generation_are_named(healthy: Cluster) -> None:
     spec = TrainingSpec("shaped", nodes=4, spares=1, arguments=SLOW_STEPS, settings=SETTINGS)
     with Training(healthy, spec) as training:

@@ -86,7 +86,8 @@ def test_a_check_of_nodes_finds_the_one_that_computes_wrongly_and_the_one_that_h
         assert (status, nodes) == (1, {"n0": "passed", "n1": "wrong", "n2": "silent", "n3": "passed"}), lines
 
 
-@pytest.mark.long  # it compares rates, which other tests at the same time would disturb
+@pytest.mark.long
+@pytest.mark.alone
 def test_a_slow_link_of_one_node_is_found(healthy: Cluster) -> None:
     healthy.sh("n3", "tc qdisc add dev eth0 root tbf rate 20mbit burst 256kb latency 400ms")
     try:
