@@ -323,8 +323,9 @@ class NodeView(_message.Message):
     pod: _builtins.str
     """The switch of the second tier above its leaf, or the ring or torus that it is in; empty: none."""
     driver_lines: _builtins.int
-    """In a NodesReply: lines of drivers in its kernel log that speak of trouble and that Muster does not understand, since
-    its daemon's start. The newest one, for operators only: a line may tell of other users' processes.
+    """In a NodesReply or a NodeHistoryReply: lines of drivers in its kernel log that speak of trouble and that Muster does
+    not understand, since its daemon's start. The newest one, for operators only: a line may tell of other users'
+    processes.
     """
     newest_driver_line: _builtins.str
     @_builtins.property
