@@ -229,6 +229,9 @@ def test_a_view_shows_a_stall_and_declared_phases() -> None:
     view = gang_view(state, observed, state.gangs["g"], 100.0)
     assert view.waiting_for == "a step: no rank finished one for long; 2 agents have not answered"
     assert [rank.declared_phase for rank in view.ranks] == ["evaluation", "", "", ""]
+    observed.gang("g").stall = Stall(90.0, set())
+    silent_by_none = gang_view(state, observed, state.gangs["g"], 100.0)
+    assert silent_by_none.waiting_for == "a step: no rank finished one for long"
     assert "declared\tevaluation, by 1 of 4 ranks: hangs are not detected" in gang_details(view, Screen())
 
 

@@ -386,8 +386,9 @@ def _stall_words(seen: ObservedGang, gang: Gang) -> str:
     ):  # in observe mode ranks may continue by themselves
         return f"the fence of the hanging generation: {gang.findings.hang.reason}"
     if seen.stall is not None:
-        silent = counted(len(seen.stall.unanswered), "agent has", "agents have")
-        return f"a step: no rank finished one for long; {silent} not answered"
+        silent = len(seen.stall.unanswered)
+        unanswered = f"; {counted(silent, 'agent has', 'agents have')} not answered" if silent else ""
+        return f"a step: no rank finished one for long{unanswered}"
     return ""
 
 
