@@ -69,6 +69,11 @@ class Prometheus:
             said = {one["labels"]["instance"]: one["lastError"] for one in found["activeTargets"]}
             raise WaitTimeout(f"{error}; errors of scrapes: {said}") from None
 
+    def exemplars(self, metric: str) -> list[dict[str, str]]:
+        """The labels of all exemplars of a metric."""
+        found = self.get("/api/v1/query_exemplars", {"query": metric, "start": "0", "end": "9e9"})[0]
+        return [one["labels"] for series in found for one in series["exemplars"]]
+
     def answers(self) -> bool:
         """Whether it serves already."""
         return self._cluster.exec(LOGIN, "bash", "-c", f">/dev/tcp/127.0.0.1/{_PORT}", check=False).rc == 0
@@ -165,11 +170,8 @@ def metrics_tell_of_a_throttle(found: Prometheus, job: int, generation: int, nod
     found.wait_for(f'muster_node_conditions{{instance="{node}",kind="gpu-throttle",code="64",gpu="2"}} == 1')
     found.wait_for(f'count(muster_rank_step{{job_id="{job}"}}) >= 3')
     found.wait_for(f'count(muster_rank_compute_seconds{{job_id="{job}"}} > 0) >= 3')
-    asked = {"query": "muster_recovery_seconds_bucket", "start": "0", "end": "9e9"}
-    exemplars = [
-        one["labels"] for series in found.get("/api/v1/query_exemplars", asked)[0] for one in series["exemplars"]
-    ]
-    assert {"job_id": str(job), "generation": str(generation)} in exemplars
+    newest = {"job_id": str(job), "generation": str(generation)}
+    wait_until(lambda: newest in found.exemplars("muster_recovery_seconds_bucket"), 60, "the newest recovery is there")
     found.wait_for('muster_goodput_ratio{window="1d"}')
     found.wait_for("muster:nodes_out_of_service:ratio")
     each_expression_is_answered(found, job)
