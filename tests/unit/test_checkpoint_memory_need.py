@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
-from tests.unit.test_checkpoint_service import SHARED, running_gang, small, until
+from tests.unit.test_checkpoint_service import SHARED, Gang, running_gang, small, until
 
 from muster.checkpoint.durable.object_store import UPLOAD_BYTES
 from muster.checkpoint.format.versions import Version
@@ -86,11 +88,18 @@ def test_copies_that_are_there_already_need_no_more(monkeypatch: pytest.MonkeyPa
     held.close()
 
 
-async def test_a_rank_gets_no_slots_where_copies_would_find_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynccontextmanager
+async def two_nodes_short_of_memory(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gang]:
+    """A node has a rank each, and memory for three slots: two slots and copies of the other rank's state need more."""
     async with running_gang() as gang:
         await gang.add("a", "b")
         await gang.run({0: "a", 1: "b"}, size=0)
         leave(monkeypatch, 3 * (SHARED // MIB))
+        yield gang
+
+
+async def test_a_rank_gets_no_slots_where_copies_would_find_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_nodes_short_of_memory(monkeypatch) as gang:
         words = await asyncio.to_thread(gang.ranks[0].layout, SHARED)
         assert "copies of other nodes' states need" in words
         assert gang.nodes["a"].checkpoint_service.no_slots == words
@@ -108,10 +117,7 @@ def _reads(service: CheckpointService, size: int) -> bool:
 async def test_a_rank_that_loads_a_checkpoint_is_told_before_its_first_step_that_its_slots_do_not_fit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running_gang() as gang:
-        await gang.add("a", "b")
-        await gang.run({0: "a", 1: "b"}, size=0)
-        leave(monkeypatch, 3 * (SHARED // MIB))
+    async with two_nodes_short_of_memory(monkeypatch) as gang:
         told = gang.nodes["a"].checkpoint_service
         for size in (SHARED, 2 * SHARED):  # how much it reads shows as it reads
             assert told.no_slots == ""
@@ -155,10 +161,7 @@ async def test_slots_that_ranks_have_are_expected_by_nobody(monkeypatch: pytest.
 async def test_a_rank_that_gets_its_slots_later_keeps_steps_with_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running_gang() as gang:
-        await gang.add("a", "b")
-        await gang.run({0: "a", 1: "b"}, size=0)
-        leave(monkeypatch, 3 * (SHARED // MIB))
+    async with two_nodes_short_of_memory(monkeypatch) as gang:
         for _ in range(2):
             assert await asyncio.to_thread(gang.ranks[0].layout, SHARED)
         assert caplog.text.count("rank 0 gets no slots") == 1, "it asks again and again"
