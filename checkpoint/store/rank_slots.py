@@ -71,9 +71,9 @@ class RankSlots:
         self.pool.retire_all_but(local_ranks)
 
     def expect(self, rank: int, size: int) -> None:
-        """A rank reads so many bytes of a durable checkpoint, and its slots will hold as many. If those of the ranks
-        here can't fit, say so now: ranks ask for them after their first step. Until then nobody knows which bytes other
-        ranks hold as well, and copies may need none: whole copies are not counted."""
+        """A rank reads so many bytes of a durable checkpoint, so each of its slots will hold as many. If the slots of
+        the ranks on this node can't fit, this is said now. Ranks ask for slots only after their first step. Before
+        that, nobody knows which bytes other ranks hold, too, so whole copies are not counted."""
         if self.never or self._without_slots or rank in self._with_slots:
             return
         self._expected[rank] = size

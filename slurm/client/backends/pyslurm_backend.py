@@ -36,7 +36,8 @@ class PyslurmSlurm(CliSlurm):
         self._questions = WorkerProcess()
         self._commands = WorkerProcess(lease_guard=lease_guard)
         self.jobs_in_doubt: Callable[[], Collection[int]] = tuple
-        """Returns jobs of which every flag is to be known. One command more is run for them with each look at jobs."""
+        """Returns the jobs that may have a flag that pyslurm does not show. Each look at jobs runs one command for
+        them, too."""
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Starts both workers.

@@ -73,9 +73,9 @@ def _others_silent(turn: Turn, found: set[str], most: int) -> bool:
 
 
 def many_stuck(gang_turn: GangTurn) -> str:
-    """On which nodes ranks outlive SIGKILL, in words, or did within STUCK_AFTER_S: on most nodes of the gang, or on
-    more nodes of the site than fail by chance. They wait for something that all share, such as storage, which releases
-    one node after another when it comes back. Empty: on neither.
+    """Says in words where ranks outlive SIGKILL: on most nodes of the gang, or on more nodes of the site than fail by
+    chance; empty: on neither. Such ranks wait for something that all share, such as storage. Storage that comes back
+    releases one node after another, so the words hold for STUCK_AFTER_S.
 
     Called only when such a node is about to be blamed.
     """
