@@ -72,8 +72,10 @@ def _lifetime_limits(seconds: float) -> tuple[str, ...]:
     """Returns the command prefix that ends a program with this process, and after `lease_s` seconds."""
     if math.isinf(seconds):
         return (_SETPRIV, "--pdeathsig", "KILL", "--")
-    # `timeout` forwards SIGTERM, and then kills a program that ignores SIGTERM.
-    return (_SETPRIV, "--pdeathsig", "TERM", "--", _TIMEOUT, "--signal=KILL", f"{seconds:.3f}")
+    # `timeout` forwards SIGTERM to the program. A SIGTERM that comes before `timeout` knows the number of its child
+    # ends `timeout` alone. So the program dies with `timeout` as well.
+    ends_with = (_SETPRIV, "--pdeathsig")
+    return (*ends_with, "TERM", "--", _TIMEOUT, "--signal=KILL", f"{seconds:.3f}", *ends_with, "KILL", "--")
 
 
 async def _try(*argv: str) -> bool:
