@@ -87,6 +87,15 @@ def test_what_follows_if_a_node_fails() -> None:
     assert view_of(alone).if_node_fails == "the job ends: no spare is left, and job.toml forbids a requeue"
 
 
+@pytest.mark.parametrize(
+    ("spares", "says"), [(0, "the job is requeued: no spare is left"), (1, "a spare takes its place: 1 is left")]
+)
+def test_nodes_that_will_train_are_no_spares_before_the_first_generation(spares: int, says: str) -> None:
+    world = Scenario(2, spares)
+    world.run_until(lambda: world.gang.phase is Phase.PREFLIGHT)
+    assert view_of(world).if_node_fails == says
+
+
 def test_what_happened_is_what_was_said() -> None:
     world = trained(spares=1)
     world.power_off("n2")

@@ -9,7 +9,6 @@ from muster.daemon.coordinator.core.recovery import planned_stop
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang
-from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.v1 import api_pb2
 from muster.wording import counted
@@ -37,19 +36,17 @@ def add_outlook(view: api_pb2.GangView, gang: Gang, seen: ObservedGang, now: flo
 def _if_node_fails(gang: Gang, limits: Limits) -> str:
     """The way on that is taken first, in the order of the recovery (core/recovery/recovering.py)."""
     seated = {seat.node for seat in gang.roster.seats}
-    spares = [member for member in gang.roster.present() if _is_spare(member, seated)]
+    spares = sum(member.node not in seated for member in gang.roster.present())
+    if not seated:  # before the first generation
+        spares -= gang.spec.nodes
     if limits.observe:
         return "the job ends: the site has Muster in observe mode"
-    if spares:
-        return f"a spare takes its place: {counted(len(spares), 'is', 'are')} left"
+    if spares > 0:
+        return f"a spare takes its place: {counted(spares, 'is', 'are')} left"
     if limits.pool.options and gang.spec.pool_nodes > len(gang.pool_members()):
         return "a node of the shared pool is asked for: no spare is left"
-    if gang.spec.fewest < len(seated):
-        return f"the job goes on with {counted(len(seated) - 1, 'node')} or fewer: no spare is left"
+    if gang.spec.fewest < (nodes := len(seated) or gang.spec.nodes):
+        return f"the job goes on with {counted(nodes - 1, 'node')} or fewer: no spare is left"
     if gang.spec.requeue:
         return "the job is requeued: no spare is left"
     return "the job ends: no spare is left, and job.toml forbids a requeue"
-
-
-def _is_spare(member: Member, seated: set[str]) -> bool:
-    return member.node not in seated and not member.removed
