@@ -2,7 +2,7 @@
 
 `show` prints one, `diff` what differs between two, `export` writes the numbers that ranks reported for TensorBoard or
 MLflow. A job that was requeued, or has grown, is one run. The records are files of the user's own. The
-coordinator is asked only how runs go that are not over.
+coordinator is asked only how runs go that are not over, and Slurm which of the rest have ended without a word.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from muster.wording import counted, listed
 if TYPE_CHECKING:
     from muster.launcher.output.screen import Screen
     from muster.launcher.runs.store import Run, RunStore
+    from muster.slurm.client.types import Gone, Job
 
 SHOWN = 20
 """Runs of the list, unless all are asked for."""
@@ -63,8 +65,9 @@ def _store_argument(parser: argparse.ArgumentParser, default: str) -> None:
 async def _run(options: argparse.Namespace) -> int:
     store = _open(options.store)
     runs = store.runs()
-    if any(not run.is_over for run in runs) and (told := await _told(options)):
-        runs = store.runs(told)
+    if any(not run.is_over for run in runs):
+        told = await _told(options)
+        runs = await _with_ends(store.runs(told) if told else runs, told)
     for name, why in store.left_out.items():
         print_note(f"muster: the record {name} is left out: {why}")
     match options.action:
@@ -92,6 +95,30 @@ async def _told(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     except LauncherError as error:
         print_note(f"muster: how runs go is as they have told it themselves: {error.message}")
         return {}
+
+
+async def _with_ends(runs: Sequence[Run], told: Collection[str]) -> list[Run]:
+    """`runs`, with Slurm's word for those of which nobody else has said that they are over: a job that is cancelled
+    while the coordinator is down tells nothing more. `told`: the gangs of which the coordinator has told."""
+    from muster.slurm.client.backends.commands import CliSlurm
+    from muster.slurm.client.types import Unknown
+
+    asked = {run.gang: int(run.record["slurm_job_id"]) for run in runs if not run.is_over and run.gang not in told}
+    found = await CliSlurm().jobs(set(asked.values())) if asked else {}
+    if isinstance(found, Unknown):
+        return list(runs)
+    ends = {gang: _end(found[job]) for gang, job in asked.items()}
+    return [replace(run, outcome=run.outcome | ends.get(run.gang, {})) for run in runs]
+
+
+def _end(job: Job | Gone) -> dict[str, str]:
+    """The part of an outcome that says how Slurm has ended a job; empty: it has not. Slurm forgets a job after some
+    minutes."""
+    from muster.slurm.client.types import Gone
+
+    if isinstance(job, Gone):
+        return {"phase": "not in Slurm"}
+    return {"phase": job.state.value} if job.final else {}
 
 
 def _open(named: str) -> RunStore:

@@ -189,6 +189,25 @@ async def test_how_a_run_went_is_read_beside_its_logs(
     assert "recovery\tgeneration 2: restart in place: rank 0 exited" in shown
 
 
+async def test_a_run_that_slurm_has_ended_is_not_queued_where_nobody_tells_how_it_went(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where the coordinator is down. Slurm has forgotten job 4."""
+    for number in (1, 2, 3, 4):
+        await submit(repository, tmp_path / "runs", number)
+    run_summary.write(f"{repository}/run", "g2", {"phase": "RUNNING", "step": 40})
+    states = {1: "PENDING", 2: "RUNNING", 3: "CANCELLED"}
+    jobs = [{"job_id": number, "job_state": [state]} for number, state in states.items()]
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f"#!/bin/sh\n[ $3 = --jobs=1,2,3,4 ] && echo '{json.dumps({'jobs': jobs})}'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    lines = (await muster_runs(tmp_path / "runs", capsys)).splitlines()
+    assert [line.split("\t")[3:5] for line in lines[1:]] == [
+        ["not in Slurm", ""], ["CANCELLED", ""], ["RUNNING", "40"], ["QUEUED", ""]
+    ]  # fmt: skip
+
+
 async def test_the_hardware_of_a_run_is_shown_and_compared(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
