@@ -109,6 +109,23 @@ async def test_an_administrator_sees_which_nodes_were_lost_and_why(job: Commente
     )
 
 
+async def test_a_requeue_names_no_node_against_which_nothing_is_held(job: CommentedJob) -> None:
+    """Slurm has preempted the job: the agent on n2 has left before the others."""
+    job.run(1)
+    job.lose("n2", "")
+    recovery = job.state.gangs["g"].recovery.recoveries[-1]
+    recovery.action, recovery.nodes_out = "requeue", ["n2", "n3"]
+    job.state.nodes["n2"].health = NodeHealth.FIT
+    job.run(21)
+    shown = await job.shown()
+    assert shown.comment == "muster: RUNNING from step 21, 1 recovery, the last: requeue"
+    assert shown.admin_comment == ""
+    job.decide(facts.SlurmCallOwed("g", 7, "requeue", 1, "", "broken", exclude=("n3",)))
+    job.run(40)
+    job.now += INTERVAL_S
+    assert (await job.shown()).admin_comment == "[muster: n3 left in generation 2 (requeue), not known]"
+
+
 @pytest.mark.parametrize("theirs", ["for the paper", "for the paper; muster: an older reason"])
 async def test_a_users_own_comment_stays(job: CommentedJob, theirs: str) -> None:
     await job.slurm.set_comments(1, theirs)

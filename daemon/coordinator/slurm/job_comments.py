@@ -20,6 +20,7 @@ from contextlib import suppress
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.generations import Recovery
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.host import clock
 from muster.daemon.host.lasting_problem import LastingProblem
@@ -124,7 +125,7 @@ class JobComments:
 
     async def _write(self, gang: Gang, job: Job) -> bool:
         """Write the lines of `gang` that differ from those of `job`. Returns whether there were any."""
-        comment = comment_line(gang) if self._comment and is_own(job.comment) else ""
+        comment = comment_line(gang, self._state) if self._comment and is_own(job.comment) else ""
         admin = with_own_part(job.admin_comment, admin_line(gang, self._state)) if self._admin_comment else ""
         new_comment = comment if comment != job.comment else ""
         new_admin = admin if admin != job.admin_comment else ""
@@ -139,28 +140,28 @@ def is_own(comment: str) -> bool:
     return not comment or comment.startswith(PREFIX)
 
 
-def comment_line(gang: Gang) -> str:
+def comment_line(gang: Gang, state: DurableState) -> str:
     """What the user sees of the job in squeue and sacct; empty while it changes."""
     step = gang.newest.progress.step
     number = step.step if step else 0
     match gang.phase:
         case Phase.RUNNING:
-            words = f"RUNNING{f' from step {number}' if number else ''}{_recoveries(gang)}"
+            words = f"RUNNING{f' from step {number}' if number else ''}{_recoveries(gang, state)}"
         case Phase.REQUEUED:
-            words = f"REQUEUED at step {number}{_recoveries(gang)}: {gang.reason}"
+            words = f"REQUEUED at step {number}{_recoveries(gang, state)}: {gang.reason}"
         case phase if gang.final:
             code = f" with exit code {gang.exit_code}" if gang.exit_code else ""
-            words = f"{phase.value}{code} at step {number}{_recoveries(gang)}"
+            words = f"{phase.value}{code} at step {number}{_recoveries(gang, state)}"
         case _:
             return ""
     return f"{PREFIX}{words}"[:MOST_CHARS]
 
 
-def _recoveries(gang: Gang) -> str:
+def _recoveries(gang: Gang, state: DurableState) -> str:
     count, last = len(gang.recovery.recoveries), gang.recovery.last
     if last is None:
         return ""
-    nodes = f" of {listed(last.nodes_out)}" if last.nodes_out else ""
+    nodes = f" of {listed(lost)}" if (lost := _lost_in(last, gang, state)) else ""
     action = f", the last: {last.action}{nodes}" if last.action else ""
     return f", {counted(count, 'recovery', 'recoveries')}{action}"
 
@@ -173,11 +174,20 @@ def admin_line(gang: Gang, state: DurableState) -> str:
 
 def _lost_nodes(gang: Gang, state: DurableState) -> Iterator[str]:
     for recovery in reversed(gang.recovery.recoveries):
-        for name in recovery.nodes_out:
+        for name in _lost_in(recovery, gang, state):
             node = state.nodes.get(name)
             bad = node is not None and node.health in OUT_OF_SERVICE
             why = f"{node.health}: {node.reason}" if node and bad else "in service" if node else "not known"
             yield f"{name} left in generation {recovery.generation} ({recovery.action or 'recovering'}), {why}"
+
+
+def _lost_in(recovery: Recovery, gang: Gang, state: DurableState) -> list[str]:
+    """The nodes that the job has lost in a recovery. Slurm preempts or requeues a job with all its nodes, which their
+    agents leave one after the other: of these, the job has lost none but those against which Muster holds something."""
+    if recovery.action != "requeue":
+        return recovery.nodes_out
+    bad = {name for name, node in state.nodes.items() if node.health in OUT_OF_SERVICE}
+    return [name for name in recovery.nodes_out if name in gang.slurm.exclusions or name in bad]
 
 
 def with_own_part(others: str, own: str) -> str:
