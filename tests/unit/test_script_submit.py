@@ -321,6 +321,18 @@ async def test_a_question_of_sbatch_is_seen_and_a_long_line_is_passed_on(tmp_pat
     assert b"".join(said) == b"Password: " + bytes(100_000)
 
 
+async def test_nobody_waits_for_what_a_wrapper_of_sbatch_leaves_behind(tmp_path: Path) -> None:
+    """It holds the wrapper's output open. What the wrapper has written last is passed on all the same."""
+    os.mkfifo(tmp_path / "held")
+    script = "(read line <held) & head -c 50000 /dev/zero >&2; echo 7; printf end"
+    said, lines = list[bytes](), list[str]()
+    argv = ["sh", "-c", f"cd {tmp_path}; {script}"]
+    assert await run_for_caller(argv, env=os.environ, given=b"", on_line=lines.append, on_error=said.append) == 0
+    (tmp_path / "held").write_text("ends the process that was left behind\n")
+    assert lines == ["7\n", "end"]
+    assert b"".join(said) == bytes(50_000)
+
+
 def test_words_that_are_no_utf_8(shell: Shell) -> None:
     """They go to the script. In what Muster itself has to know, they are refused."""
     assert shell.submit("--force", "train.sbatch", "caf\udce9")[0] == 0

@@ -25,7 +25,8 @@ from muster.slurm.client.errors import SlurmTimeout, SlurmUnavailable
 
 _KILL_GRACE_S = 1.0
 """Seconds to wait for a killed program. A process in uninterruptible sleep may need longer."""
-_CHUNK_BYTES = 2**16
+_PIPE_BYTES = 2**20
+"""No pipe holds more by default: 16 pages, of at most 64 KiB. One read empties it."""
 # A separate program sets the parent-death signal: Python code between fork and exec is unsafe with gRPC's threads.
 _SETPRIV, _TIMEOUT = (shutil.which(name) or name for name in ("setpriv", "timeout"))
 LIFETIME_TOOLS = "setpriv with --pdeathsig (util-linux 2.33) and timeout (coreutils)"
@@ -131,7 +132,8 @@ async def run_for_caller(
     on_error: Callable[[bytes], None] | None = None,
 ) -> int:
     """Runs a program in the place of whoever called this one: its errors go where ours go, it may take as long as it
-    wants, and a Ctrl-C reaches it too. Returns its exit status.
+    wants, and a Ctrl-C reaches it too. Returns its exit status once the program itself has ended: processes that it has
+    left behind may hold its output open.
 
     Args:
         env: its whole environment.
@@ -142,36 +144,80 @@ async def run_for_caller(
     Raises:
         SlurmUnavailable: the program can't be started.
     """
-    pipe = asyncio.subprocess.PIPE
+    lines = _Lines(on_line) if on_line else None
+    outputs = [_Output(take) if take else None for take in (lines, on_error)]
+    out, err = (output.target if output else None for output in outputs)
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=None if given is None else pipe,
-            stdout=pipe if on_line else None,
-            stderr=pipe if on_error else None,
-            env=dict(env),
-        )
+        stdin = None if given is None else asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*argv, stdin=stdin, stdout=out, stderr=err, env=dict(env))
     except OSError as error:
+        for output in filter(None, outputs):
+            output.close()
         raise SlurmUnavailable(f"{argv[0]} can't be started: {error.strerror or error}") from error
+    ended = asyncio.ensure_future(process.wait())
+    passing = [asyncio.ensure_future(output.pass_on(ended)) for output in outputs if output]
     if process.stdin and given is not None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has seen enough
             process.stdin.write(given)
             await process.stdin.drain()
         process.stdin.close()
-    await asyncio.gather(_pass_lines(process.stdout, on_line), _pass_on(process.stderr, on_error))
-    status = await process.wait()
+    await asyncio.gather(*passing)
+    if lines:
+        lines.end()
+    status = await ended
     return 128 - status if status < 0 else status
 
 
-async def _pass_lines(stream: asyncio.StreamReader | None, take: Callable[[str], None] | None) -> None:
-    if stream and take:
-        async for line in stream:
-            take(line.decode(errors="replace"))
+class _Output:
+    """A pipe. What a program writes into its `target` is passed on to `take`, as it comes."""
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self._take = take
+        self._source, self.target = os.pipe()  # asyncio's own would keep `wait` until the last writer has ended, too
+        os.set_blocking(self._source, False)
+
+    async def pass_on(self, ended: asyncio.Future[int]) -> None:
+        """Passes on what is written until the program has `ended`. All that it has written is in the pipe then. Nobody
+        waits for a process that it has left behind, and that holds the pipe open."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        os.close(self.target)
+        loop.add_reader(self._source, ready.set)
+        ended.add_done_callback(lambda _: ready.set())
+        try:
+            is_last = False
+            while not is_last:
+                await ready.wait()
+                ready.clear()
+                is_last = ended.done()  # asked before the read
+                with suppress(BlockingIOError):
+                    chunk = os.read(self._source, _PIPE_BYTES)
+                    self._take(chunk)
+                    is_last |= not chunk
+        finally:
+            loop.remove_reader(self._source)
+            os.close(self._source)
+
+    def close(self) -> None:
+        """No program has been started."""
+        os.close(self._source)
+        os.close(self.target)
 
 
-async def _pass_on(stream: asyncio.StreamReader | None, take: Callable[[bytes], None] | None) -> None:
-    while stream and take and (chunk := await stream.read(_CHUNK_BYTES)):
-        take(chunk)
+class _Lines:
+    """Divides what a program writes into lines, and hands each to `take`."""
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        self._take, self._rest = take, b""
+
+    def __call__(self, chunk: bytes) -> None:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._take(f"{line.decode(errors='replace')}\n")
+
+    def end(self) -> None:
+        """Hands over a last line without an end."""
+        if self._rest:
+            self._take(self._rest.decode(errors="replace"))
 
 
 async def start(
