@@ -383,6 +383,10 @@ def _to_launcher_error(
     details = error.details() or error.code().name
     words, place = why_unreached(details), " or ".join(split_addresses(address))
     match error.code():
+        case grpc.StatusCode.UNAVAILABLE if "munge" in details:  # the words name the host
+            return Unavailable(
+                f"the coordinator at {place} can't tell who calls: {words}", "look there with: systemctl status munge"
+            )
         # CANCELLED: the coordinator is stopping and has ended the call.
         case grpc.StatusCode.UNAVAILABLE if is_proof_failure(details):
             return SiteFault(

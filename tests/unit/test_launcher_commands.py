@@ -21,7 +21,7 @@ from muster.daemon.host import clock, rank_log_files
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld, spec
 from muster.daemon.transport import server_limits
 from muster.daemon.transport.channel import IDENTITY_DEADLINE_S
-from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.identity import IdentityUnavailable, Proof, SecretCredentials
 from muster.daemon.transport.site_config import Site
 from muster.launcher.command_line import since
 from muster.launcher.commands.flush import Outcome as Flushed
@@ -416,6 +416,25 @@ async def test_cancel_then_follow_to_the_end(world: ScriptedWorld, capsys: pytes
     status = await muster(world, "status", "-f", "1")
     assert "CANCELLED" in outputs(capsys)[0]
     assert status != 0
+
+
+class NoMunge:
+    """Credentials on a host whose munged is down."""
+
+    def issue(self, payload: str) -> str:
+        raise AssertionError("nothing is called from this host")
+
+    def check(self, token: str) -> Proof:
+        raise IdentityUnavailable("no munge credential can be checked on ctl: munged does not answer on its socket")
+
+
+async def test_where_the_coordinators_munged_is_down_munge_is_named(world: ScriptedWorld) -> None:
+    await world.stop_coordinator()
+    world.settings["credentials"] = NoMunge()
+    await world.start_coordinator()
+    with pytest.raises(Unavailable, match=r"can't tell who calls: no munge .* on ctl: munged does not") as refused:
+        await muster(world, "status", "1")
+    assert refused.value.hint == "look there with: systemctl status munge"
 
 
 async def test_an_array_is_listed_and_cancelled_with_all_its_tasks(
