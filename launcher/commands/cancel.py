@@ -8,7 +8,7 @@ import sys
 
 from muster.launcher.command import Command, connect, load_site, print_error, say
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
-from muster.launcher.errors import LauncherError, Unavailable
+from muster.launcher.errors import LauncherError, NoCredential, SiteFault, Unavailable
 
 _SCANCEL_S = 20.0
 """Seconds for scancel, which waits for slurmctld."""
@@ -20,21 +20,24 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 async def _run(options: argparse.Namespace) -> int:
     ref = gang_ref(options.job)
-    async with connect(load_site(options)) as coordinator:
-        if tasks := await coordinator.tasks(ref, brief=True):
-            return await _cancel_array(
-                coordinator, [view.gang_id for view in tasks if not view.final], ref.slurm_job_id
-            )
-        say(await coordinator.cancel(ref))
+    try:
+        async with connect(load_site(options)) as coordinator:
+            if tasks := await coordinator.tasks(ref, brief=True):
+                return await _cancel_array(
+                    coordinator, [view.gang_id for view in tasks if not view.final], ref.slurm_job_id
+                )
+            say(await coordinator.cancel(ref))
+    except NoCredential:
+        raise  # scancel needs one, too
+    except (Unavailable, SiteFault) as error:
+        meanwhile = f"scancel {ref.slurm_job_id or 'JOBID'} ends the job without the coordinator"
+        raise type(error)(error.message, "\n  ".join(filter(None, (error.hint, meanwhile)))) from None
     return 0
 
 
 async def _cancel_array(coordinator: CoordinatorClient, gangs: list[str], array: int) -> int:
-    """Cancel each gang, so that it says who has cancelled it; then what of the array has launched nothing yet.
-
-    Raises:
-        Unavailable: Slurm does not answer.
-    """
+    """Cancel each gang, so that it says who has cancelled it; then what of the array has launched nothing yet. Returns
+    the exit status."""
     from muster.slurm.client.backends import run_command  # to cancel one job nobody needs it
     from muster.slurm.client.errors import SlurmUnavailable
     from muster.slurm.client.submit_environment import for_commands
@@ -50,7 +53,9 @@ async def _cancel_array(coordinator: CoordinatorClient, gangs: list[str], array:
         argv = ["scancel", "--quiet", str(array)]
         done = await run_command.run(argv, timeout_s=_SCANCEL_S, env=for_commands(os.environ))
     except SlurmUnavailable as error:
-        raise Unavailable(f"what of job {array} has launched nothing yet is not cancelled: {error}") from None
+        failed = Unavailable(f"what of job {array} has launched nothing yet is not cancelled: {error}")
+        print_error(failed)
+        return failed.status
     sys.stderr.write(done.stderr)
     return status or done.exit_status
 

@@ -418,6 +418,19 @@ async def test_cancel_then_follow_to_the_end(world: ScriptedWorld, capsys: pytes
     assert status != 0
 
 
+async def test_without_a_coordinator_scancel_is_named(world: ScriptedWorld, tmp_path: Path) -> None:
+    cancel = words(world, "cancel", "42")
+    await world.stop_coordinator()
+    options = parser().parse_args(cancel)
+    with pytest.raises(Unavailable) as refused:
+        await options.row.run(options)
+    assert refused.value.hint.endswith("\n  scancel 42 ends the job without the coordinator")
+    options.auth = f"secret:{tmp_path}/none"
+    with pytest.raises(NoCredential) as refused_here:
+        await options.row.run(options)
+    assert "scancel" not in refused_here.value.hint
+
+
 class NoMunge:
     """Credentials on a host whose munged is down."""
 
