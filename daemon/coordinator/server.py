@@ -29,7 +29,7 @@ from muster.daemon.coordinator.services.api_service import MusterService
 from muster.daemon.coordinator.services.login_names import LoginNames, ReaderNames
 from muster.daemon.coordinator.services.node_service import NodeService
 from muster.daemon.coordinator.shell.engine import Engine
-from muster.daemon.coordinator.shell.load_shedding import SheddingLimits
+from muster.daemon.coordinator.shell.load_shedding import NOBODY_IS_GIVEN_UP, SheddingLimits
 from muster.daemon.coordinator.slurm.fabric_watch import FabricWatch
 from muster.daemon.coordinator.slurm.job_comments import JobComments
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
@@ -124,6 +124,7 @@ class Coordinator:
     def __init__(self, settings: Settings, journal: Journal, state: DurableState) -> None:
         """`state` is the replay of `journal`, which the coordinator closes when it stops."""
         self._settings = settings
+        is_local = isinstance(settings.slurm, LocalSlurm)
         self._journal = journal
         self._issuing = authority.issuing_authority(settings.state_dir) if settings.certificate_files else None
         self._host_names = call_binding.names_of_this_host()
@@ -136,12 +137,12 @@ class Coordinator:
             trust=Trust(self._issuing_pem) if self._issuing else None,
             limits=settings.policy.limits,
             confirm_leadership=settings.confirm_leadership,
-            shedding=settings.shedding,
+            shedding=NOBODY_IS_GIVEN_UP if is_local else settings.shedding,
         )
         self._recorder = RunRecorder(self.engine, settings.state_dir)
         self._accounts = GangAccounts(self.engine, settings.state_dir, settings.policy.goodput_kept_s)
         # The site's hooks are about its cluster: `muster run --local` reads the same policy.
-        if hooks := Hooks([] if isinstance(settings.slurm, LocalSlurm) else settings.policy.hooks):
+        if hooks := Hooks([] if is_local else settings.policy.hooks):
             state, now = self.engine.core.state, self.engine.clock.now
             self.engine.on_facts.append(lambda decided: hooks.tell(messages(decided, state, now())))
         wanted = settings.policy.comments

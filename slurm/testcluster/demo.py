@@ -183,6 +183,8 @@ def main() -> int:
     except (EngineError, WaitTimeout, TimeoutError) as error:
         console.print(f"the demo failed: {error}", style="bold red", markup=False)
         return 1
+    if not console.is_terminal:
+        console.line()  # the last screen ends without one there
     for what, seconds, _ in stage.faults:
         console.print(f"{what}: training again after {seconds:.2f} s")
     return status

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.shell.load_shedding import LoadShedding, Shedding, SheddingLimits
+from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.testing.scripted_world import DEADLINE_S, ScriptedWorld
 from muster.daemon.transport.channel import open_channel
 from muster.fabric.sources.node_reports import NodeReport
@@ -96,6 +97,17 @@ async def test_watchers_end_and_are_refused_while_nodes_and_agents_are_served(wo
         await world.agents["n1"].wait_until(lambda: 7 in world.agents["n1"].pongs)
         await world.send_signal("n3", 79)
         await world.wait_for_facts(facts.NodeJudged)
+
+
+async def test_a_local_run_on_a_busy_workstation_goes_on(tmp_path: Path) -> None:
+    """Its only watcher is the run itself, which would end the training."""
+    world = ScriptedWorld.create(tmp_path)
+    world.settings |= {"shedding": NEVER_CALM, "slurm": LocalSlurm()}
+    await world.start_coordinator()
+    assert world.coordinator
+    _overload(world)
+    assert world.coordinator.engine.shedding.level is Shedding.NOTHING
+    await world.close()
 
 
 async def test_a_watcher_that_was_given_up_comes_again(world: ScriptedWorld) -> None:

@@ -12,6 +12,7 @@ of the newest samples exceeds it, and shedding ends when each of more samples is
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -33,6 +34,10 @@ class SheddingLimits:
     end_s: float = 0.5
     samples: int = 6
     calm_samples: int = 20
+
+
+NOBODY_IS_GIVEN_UP = SheddingLimits(refuse_s=math.inf, end_s=math.inf)
+"""For `muster run --local`: its watcher is the run itself, and a busy workstation must not end a training."""
 
 
 class Shedding(enum.IntEnum):
