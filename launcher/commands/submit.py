@@ -31,7 +31,7 @@ from muster.launcher.runs.kept import RunRecord
 from muster.launcher.spec.flags import add_options
 from muster.launcher.submission import path_checks
 from muster.launcher.submission.job_message import add_choice, job_message, lacks_peak
-from muster.launcher.submission.limits import limit_of
+from muster.launcher.submission.limits import doubts_of
 from muster.launcher.submission.notes import notes
 from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin
 from muster.launcher.submission.refusals import hint_for
@@ -290,14 +290,14 @@ async def submit(
     except LauncherError:
         path.unlink(missing_ok=True)
         raise
-    registered, limit = await asyncio.gather(
+    registered, doubts = await asyncio.gather(
         registration.register(submission.gang, job, submission.spec),
-        limit_of(job, submission.spec.nodes, submission.spec.spares),
+        doubts_of(job, submission.spec.nodes, submission.spec.spares),
     )
     _report(submission, job, path, registered, as_json=options.json)
     of_script = list(sbatch_options(submission))
     time, *named = (value_of(of_script, name) or "" for name in ("time", "nodelist", "reservation"))
-    for note in filter(None, (limit, *notes(submission.spec, time_limit_s(time), *named))):
+    for note in (*doubts, *notes(submission.spec, time_limit_s(time), *named)):
         print_note(f"muster: {note}")
     return job
 

@@ -26,7 +26,7 @@ from muster.slurm.client import launch_settings
 from muster.slurm.client.errors import SlurmUnavailable
 from muster.slurm.client.launch_settings import LaunchSettings
 from muster.slurm.client.parsing import hostlist
-from muster.slurm.client.parsing.shared_nodes import how_shared
+from muster.slurm.client.parsing.queued_job import how_shared
 from muster.slurm.client.submit_environment import for_commands
 
 if TYPE_CHECKING:

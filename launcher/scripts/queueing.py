@@ -159,7 +159,7 @@ async def _try(found: Supervised, call: ScriptCall, options: argparse.Namespace)
 async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) -> int:
     from muster.launcher.runs.kept import RunRecord
     from muster.launcher.scripts.job_files import JobFiles, known_run, waiting_spec
-    from muster.launcher.submission.limits import say_limit, size_words
+    from muster.launcher.submission.limits import say_doubts, size_words
     from muster.launcher.submission.origin import Asked, choose_origin
     from muster.launcher.submission.refusals import hint_for
     from muster.launcher.submission.registration import Registration
@@ -179,15 +179,15 @@ async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) 
         async with RunRecord(run, os.environ) as record:
             queued = _Registering(registration, files.gang, waiting_spec(run.spec, found.job), looked.asked)
             nodes, spares = found.nodes.nodes or 0, found.job.spares
-            limits = list[asyncio.Future[None]]()
+            doubts = list[asyncio.Future[None]]()
 
             def ask(job: int) -> None:
-                limits.append(asyncio.ensure_future(say_limit(job, nodes, spares)))
+                doubts.append(asyncio.ensure_future(say_doubts(job, nodes, spares)))
 
             answer = _Answer(found, files, call, options, (record.keep, queued.begin, ask))
             status = await _run(_argv(call, found), looked.script.given, environ, answer.take, answer.take_error)
             await queued.finish()
-            await asyncio.gather(*limits)
+            await asyncio.gather(*doubts)
     if not answer.job and status:
         files.remove()
         hint = hint_for(answer.errors.decode(errors="replace"), found.job, [one.option for one in looked.asked.given])

@@ -1,4 +1,6 @@
-"""A limit of the site that keeps a job from starting: Slurm names it as soon as the job is queued, or refuses the job.
+"""What a site does to a job that is queued: a limit keeps it from starting, or it gets nodes that it must share.
+
+Slurm says both as soon as the job is queued, or refuses the job.
 
 Which limits hold, and what they count, follows from the whole of Slurm's accounts, QOS and partitions. So Slurm is
 asked, once it has the job. Spares count towards each of them.
@@ -10,22 +12,35 @@ import re
 
 from muster.launcher.command import print_note
 from muster.slurm.client.backends.sbatch import Sbatch
-from muster.slurm.client.parsing import limits
+from muster.slurm.client.parsing import limits, queued_job
 from muster.wording import counted
 
 _OF_TIME = re.compile(r"Wall|Time|Minutes")
 """Limits that more nodes do not reach sooner."""
 
 
-async def say_limit(job: int, nodes: int, spares: int) -> None:
-    """Prints the line of `limit_of`."""
-    if words := await limit_of(job, nodes, spares):
+async def say_doubts(job: int, nodes: int, spares: int) -> None:
+    """Prints the lines of `doubts_of`."""
+    for words in await doubts_of(job, nodes, spares):
         print_note(f"muster: {words}")
 
 
-async def limit_of(job: int, nodes: int, spares: int) -> str:
-    """What is said if a limit holds back the job that was just queued. `nodes`: those that train; 0: not known."""
-    return limit_words(await Sbatch().pending_reason(job), job, nodes, spares)
+async def doubts_of(job: int, nodes: int, spares: int) -> list[str]:
+    """What is said if a limit holds back the job that was just queued, and if the site has given it shared nodes.
+    `nodes`: those that train; 0: not known."""
+    shown = await Sbatch().shown_job(job)
+    limit = limit_words(queued_job.reason(shown), job, nodes, spares)
+    return [words for words in (limit, sharing_words(queued_job.how_shared(shown), job)) if words]
+
+
+def sharing_words(how: str, job: int) -> str:
+    """What is said of a job that may share its nodes, as Slurm says with `how`. Empty: it has them alone."""
+    if not how:
+        return ""
+    return (
+        f"job {job} may share its nodes with other jobs ({how}), and a node that fails is set DOWN, which ends every "
+        "job on it: a plugin of the site, or OverSubscribe=FORCE of the partition, has taken --exclusive away"
+    )
 
 
 def limit_words(reason: str, job: int, nodes: int, spares: int) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PER_NODE_OPTIONS = frozenset(
     {
         "account", "qos", "wckey", "mem", "mem-per-cpu", "mem-per-gpu", "cpus-per-task", "gres", "gpus-per-node",
-        "gpus-per-task", "tres-per-node", "tmp", "mincpus", "constraint", "exclude",
+        "gpus-per-task", "tres-per-node", "tmp", "mincpus", "constraint", "exclude", "mcs-label",
     }
 )  # fmt: skip
 

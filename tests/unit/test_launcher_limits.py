@@ -1,4 +1,4 @@
-"""Limits that hold a job back: what is said of them as soon as it is queued."""
+"""Limits that hold a job back, and nodes that it must share: what is said as soon as it is queued."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from muster.launcher.spec.spec import Job
-from muster.launcher.submission.limits import limit_words, say_limit
+from muster.launcher.submission.limits import limit_words, say_doubts
 from muster.launcher.submission.refusals import hint_for
 
-SQUEUE = """#!/bin/bash
-[ "$*" = "-h -j 7 -o %r" ] && printf 'AssocGrpNodeLimit\\nNone\\n'
+SCONTROL = """#!/bin/bash
+[ "$*" = "--oneliner show job 7" ] || exit 1
+printf 'JobId=7 Reason=AssocGrpNodeLimit OverSubscribe=OK\\nJobId=8 Reason=None\\n'
 """
 
 
@@ -44,15 +45,17 @@ async def test_slurm_is_asked_once_it_has_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    await say_limit(7, 2, 0)
-    (tmp_path / "squeue").write_text(SQUEUE)
-    (tmp_path / "squeue").chmod(0o755)
+    await say_doubts(7, 2, 0)
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
     for job in (8, 7):
-        await say_limit(job, 2, 0)
-    said = (
-        "muster: the limit AssocGrpNodeLimit holds back job 7, which asks for 2 nodes: muster status 7 says the way out"
+        await say_doubts(job, 2, 0)
+    assert capsys.readouterr().err == (
+        "muster: the limit AssocGrpNodeLimit holds back job 7, which asks for 2 nodes: muster status 7 says the way "
+        "out\nmuster: job 7 may share its nodes with other jobs (OverSubscribe=OK), and a node that fails is set "
+        "DOWN, which ends every job on it: a plugin of the site, or OverSubscribe=FORCE of the partition, has taken "
+        "--exclusive away\n"
     )
-    assert capsys.readouterr().err == f"{said}\n"
 
 
 @pytest.mark.parametrize(

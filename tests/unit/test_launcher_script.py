@@ -134,6 +134,7 @@ def test_gpus_per_node_among_the_options_leaves_of_a_gres_what_is_no_gpu() -> No
             [*["--account=physics", "--mem=400G", "--gres=gpu:4", "--cpus-per-task=8", "--account=maths"]],
         ),
         (("--wckey=grant7",), ["--account=physics", "--mem=400G", "--gres=gpu:4", "--wckey=grant7"]),
+        (("--mcs-label=blue",), ["--account=physics", "--mem=400G", "--gres=gpu:4", "--mcs-label=blue"]),
         (("--gpus-per-node=2", "-p", "big"), ["--account=physics", "--mem=400G", "--gpus-per-node=2"]),
     ],
 )

@@ -11,7 +11,7 @@ from muster.launcher.commands import run as run_command
 from muster.launcher.errors import SiteFault, WrongInput
 from muster.launcher.scripts import in_allocation
 from muster.launcher.scripts.torchrun_call import TorchrunCall, divide
-from muster.slurm.client.parsing.shared_nodes import how_shared
+from muster.slurm.client.parsing.queued_job import how_shared
 
 PARSER = argparse.ArgumentParser()
 run_command.COMMAND.arguments(PARSER)

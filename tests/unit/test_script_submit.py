@@ -211,9 +211,9 @@ def test_words_and_status_of_sbatch_are_kept(shell: Shell, monkeypatch: pytest.M
 def test_a_limit_that_holds_the_job_back_or_refuses_it_is_said_with_its_spares(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    squeue = shell.folder / "bin/squeue"
-    squeue.write_text("#!/bin/sh\necho QOSMaxNodePerJobLimit\n")
-    squeue.chmod(0o755)
+    scontrol = shell.folder / "bin/scontrol"
+    scontrol.write_text("#!/bin/sh\necho JobId=42 Reason=QOSMaxNodePerJobLimit\n")
+    scontrol.chmod(0o755)
     err = shell.submit("--force", "--spares", "1", "train.sbatch")[2]
     asks = "asks for 5 nodes, 4 to train on and 1 spare"
     assert f"the limit QOSMaxNodePerJobLimit holds back job 42, which {asks}: muster status 42 says" in err

@@ -12,9 +12,9 @@ from pathlib import Path
 from muster.slurm.client.backends import run_command
 from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S, Deadline
 from muster.slurm.client.errors import SlurmUnavailable
-from muster.slurm.client.parsing import error_messages
+from muster.slurm.client.parsing import error_messages, queued_job
 
-_REASON_TIMEOUT_S = 5.0
+_SHOW_TIMEOUT_S = 5.0
 
 
 class Sbatch:
@@ -52,10 +52,14 @@ class Sbatch:
             raise SlurmUnavailable(f"sbatch --parsable printed {done.stdout!r}, expected a job id") from None
 
     async def pending_reason(self, job: int) -> str:
-        """Why a job has not started, in Slurm's word. Empty: it has, or Slurm does not answer."""
-        argv = self._argv(["squeue", "-h", "-j", str(job), "-o", "%r"])
+        """Why a job has not started, in Slurm's word. Empty: Slurm does not answer."""
+        return queued_job.reason(await self.shown_job(job))
+
+    async def shown_job(self, job: int) -> str:
+        """What Slurm says of a job, in one line. Empty: it does not answer."""
+        argv = self._argv(["scontrol", "--oneliner", "show", "job", str(job)])
         try:
-            done = await run_command.run(argv, timeout_s=_REASON_TIMEOUT_S)
+            done = await run_command.run(argv, timeout_s=_SHOW_TIMEOUT_S)
         except SlurmUnavailable:
             return ""
         first = done.stdout.splitlines()[:1]  # an array has a line for each task that runs

@@ -1,8 +1,14 @@
-"""Reads in `scontrol --oneliner show job` whether Slurm may run other jobs on the nodes of a job."""
+"""Reads in `scontrol --oneliner show job` why a job waits, and whether Slurm may run other jobs on its nodes."""
 
 from __future__ import annotations
 
 import re
+
+
+def reason(job: str) -> str:
+    """Why the job has not started, in Slurm's word: "None" of one that has. Empty: nobody knows."""
+    found = re.search(r"\bReason=(\S+)", job)
+    return found[1] if found else ""
 
 
 def how_shared(job: str) -> str:
