@@ -179,7 +179,7 @@ def registers_until_requeued(cluster: Cluster, job: Job) -> None:
         return job.field("Restarts") == "1"
 
     wait_until(requeued, 40, "the job is requeued", every=2)
-    assert "missing from batch node n0" in cluster.logs(CONTROLLER, "slurmctld")
+    assert f"Batch JobId={job.id} missing from batch node n0" in cluster.logs(CONTROLLER, "slurmctld")
 
 
 def test_a_batch_host_that_reboots_before_it_is_downed_requeues_the_job(impatient: Cluster) -> None:
@@ -209,7 +209,7 @@ def test_a_former_batch_host_that_is_merged_back_requeues_the_job(impatient: Clu
     helper = re.findall(r"job allocation (\d+)", said)[0]
     merge = f"scontrol update jobid={helper} numnodes=0; scontrol update jobid={job.id} numnodes=ALL"
     impatient.sh("n1", f"cd /tmp && {merge}", user="alice")
-    assert job.field("NodeList") == NODES
+    # n0 may register at once, without a restart: then the job has lost its nodes again before anybody can look.
     registers_until_requeued(impatient, job)
 
 
