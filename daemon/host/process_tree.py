@@ -95,22 +95,30 @@ def kill_orphans(keep: set[int], listed: Callable[[], list[int]] = child_pids) -
             return len(ending)
 
 
-def describe_group(leader: int) -> list[str]:
-    """Each process of a process group in words: its pid and name, its state, and the kernel function in which it waits.
+def describe_unkilled(leader: int) -> list[str]:
+    """What SIGKILL has not ended of a process group, in words: each process with its pid and name, its state, and the
+    kernel function in which it waits. Those that have ended, and are only not reaped yet, count if there are no others.
 
-    Of a process with several threads, one in state D speaks for it: SIGKILL waits for that one.
+    Of a process with several threads, one in state D speaks for it: SIGKILL waits for that one. A child in a session of
+    its own is in no group of `leader`: once `leader` has ended, it is a child of the subreaper, in state D.
     """
-    found = []
+    adopter = ""
+    with suppress(OSError):
+        _, _, state, adopter, *_ = _stat(Path("/proc", str(leader)))
+        adopter = adopter if state == "Z" else ""
+    found = {}
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
-            if entry.name.isdigit() and int((of_process := _stat(entry))[4]) == leader:
-                threads = (entry / "task").iterdir()
-                thread = min(threads, key=lambda thread: _stat(thread)[2] != "D", default=entry)
-                name, state = of_process[1], _stat(thread)[2]
+            if not entry.name.isdigit():
+                continue
+            _, name, _, parent, group, *_ = _stat(entry)
+            thread = min((entry / "task").iterdir(), key=lambda thread: _stat(thread)[2] != "D", default=entry)
+            state = _stat(thread)[2]
+            if int(group) == leader or (parent == adopter and state == "D"):
                 function = (thread / "wchan").read_text().strip("0")
                 where = f", in {function}" if function else ""
-                found.append(f"process {entry.name} ({name}) is in state {state}{where}")
-    return found
+                found[f"process {entry.name} ({name}) is in state {state}{where}"] = state
+    return [words for words, state in found.items() if state != "Z"] or list(found)
 
 
 def exit_status(status: int) -> int:

@@ -128,7 +128,7 @@ def test_a_node_is_drained_with_what_its_agent_says_of_processes_left_and_with_n
 ) -> None:
     """A child of the rank may be what is left."""
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
-        words = words.format(left=process_tree.describe_group(process.pid)[0])
+        words = words.format(left=process_tree.describe_unkilled(process.pid)[0])
         process.kill()
     world = training()
     world.machines["n1"].ranks_unkillable_until = world.now + 20

@@ -117,7 +117,7 @@ class RankProcess:
         """If SIGKILL has not ended the rank, report which of its processes are left, and where they wait."""
         if not self.alive or not self._pid:
             return
-        left = await run_in_own_thread(partial(process_tree.describe_group, self._pid), "processes left")
+        left = await run_in_own_thread(partial(process_tree.describe_unkilled, self._pid), "processes left")
         if self.alive and left:
             self._log_tail = listed(left, "; ")
             log.error("%s outlives SIGKILL: %s", self.id.key, self._log_tail)

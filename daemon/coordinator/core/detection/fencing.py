@@ -27,8 +27,8 @@ KILL_MARGIN_S = 0.4
 MOST_WORDS = 240
 """Characters of what an agent says of them. Slurm shows these in one line."""
 _PROCESS_LEFT = re.compile(r"process \d+ \(.{0,15}\) is in state [A-Za-z](, in [\w.]+)?( and \d+ more)?")
-"""What an agent writes of processes that SIGKILL has not ended (process_tree.describe_group), separated by "; ". Other
-words are the user's: they are no evidence."""
+"""What an agent writes of processes that SIGKILL has not ended (process_tree.describe_unkilled), separated by "; ".
+Other words are the user's: they are no evidence."""
 RECHECK_S = 0.05
 """Seconds until the next look at who has carried out the newest order."""
 
