@@ -38,7 +38,6 @@ from muster.daemon.coordinator.leadership.writable_folder import wait_until_writ
 from muster.daemon.coordinator.policy.policy import SITE_POLICY, Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
-from muster.daemon.coordinator.slurm.watch import jobs_in_doubt
 from muster.daemon.host.process import process_memory
 from muster.daemon.host.process.process_memory import collect_seldom
 from muster.daemon.metrics.metrics_access import MetricsAccess
@@ -50,7 +49,6 @@ from muster.daemon.transport.management_hosts import ManagementHosts
 from muster.daemon.transport.tls import TlsError
 from muster.slurm.client.backends import completion
 from muster.slurm.client.backends.open import open_slurm
-from muster.slurm.client.backends.pyslurm_backend import PyslurmSlurm
 from muster.slurm.client.backends.run_command import LIFETIME_TOOLS, can_limit_lifetime
 from muster.slurm.client.deadline import LeaseGuard, no_lease
 from muster.slurm.client.errors import SlurmError, SlurmUnavailable
@@ -160,9 +158,6 @@ async def _run(flags: argparse.Namespace) -> None:
                     fabric_file=None if flags.slurm == "fake" else FABRIC_FILE,
                 )
             )
-            if isinstance(slurm, PyslurmSlurm):
-                core = coordinator.engine.core
-                slurm.jobs_in_doubt = lambda: jobs_in_doubt(core.state, core.observed)
             await _serve(coordinator, stop_requested)
     finally:
         await slurm.aclose()

@@ -35,7 +35,7 @@ from muster.daemon.coordinator.slurm.job_comments import JobComments
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.slurm.lookup import ROSTER_VALID_S, SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
-from muster.daemon.coordinator.slurm.watch import SlurmWatch
+from muster.daemon.coordinator.slurm.watch import SlurmWatch, jobs_in_doubt
 from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.metrics.metrics_access import MetricsAccess
 from muster.daemon.transport import authority, call_binding, server_limits
@@ -156,6 +156,7 @@ class Coordinator:
             self.engine.post,
             lambda: self.engine.clock.ahead_s(),
             self._accounts.note_account,
+            lambda: jobs_in_doubt(self.engine.core.state, self.engine.core.observed),
         )
         self.roster = SlurmRoster(settings.slurm)
         self.fabric = FabricWatch(settings.slurm, self.roster, self.engine.post, settings.fabric_file)

@@ -76,7 +76,7 @@ class DelayedSlurm:
         self._slurm = slurm
         self._rng = rng
 
-    async def jobs(self, ids: Collection[int] | None = None) -> JobAnswers | Unknown:
+    async def jobs(self, ids: Collection[int] | None = None, *, in_doubt: Collection[int] = ()) -> JobAnswers | Unknown:
         """See Slurm.jobs."""
         return await self._delayed(await self._slurm.jobs(ids))
 

@@ -178,10 +178,14 @@ class Slurm(Protocol):
     """
 
     async def jobs(
-        self, ids: Collection[int] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        ids: Collection[int] | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        in_doubt: Collection[int] = (),
     ) -> JobAnswers | Unknown:
         """Returns the requested jobs; each id is a key of the answer. None requests all jobs that Slurm has, including
-        ended jobs.
+        ended jobs. `in_doubt`: jobs whose flags are all needed, also where that costs one more command.
         """
         ...
 

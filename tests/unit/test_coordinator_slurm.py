@@ -263,9 +263,10 @@ class _Booting:
     """A Slurm that configures the job, and powers up these of its nodes."""
 
     def __init__(self) -> None:
-        self.booting, self.flags = set[str](), frozenset({JobFlag.CONFIGURING})
+        self.booting, self.flags, self.in_doubt = set[str](), frozenset({JobFlag.CONFIGURING}), set[int]()
 
-    async def jobs(self, ids: Collection[int] | None = None) -> JobAnswers | Unknown:
+    async def jobs(self, ids: Collection[int] | None = None, *, in_doubt: Collection[int] = ()) -> JobAnswers | Unknown:
+        self.in_doubt.update(in_doubt)
         return {1: Job(1, JobState.RUNNING, self.flags, nodes=NODES, batch_host=NODES[0])}
 
     async def nodes(self, names: Collection[str] | None = None) -> NodeAnswers | Unknown:
@@ -275,7 +276,7 @@ class _Booting:
 
 async def test_a_job_waits_while_slurm_powers_up_its_nodes(slurm: FakeSlurm) -> None:
     site, owing, seen = _Booting(), Owing(slurm), list[events.Event]()
-    watch = SlurmWatch(site, owing.state, seen.append)  # type: ignore[arg-type]
+    watch = SlurmWatch(site, owing.state, seen.append, in_doubt=lambda: {1})  # type: ignore[arg-type]
     for site.booting in (set(), {"n1", "n3"}, {"n3"}, set(), set()):  # at first a Prolog runs
         await watch.poll_jobs()
     site.flags = frozenset()
@@ -288,6 +289,7 @@ async def test_a_job_waits_while_slurm_powers_up_its_nodes(slurm: FakeSlurm) -> 
         ((), "its nodes have booted, and Slurm configures them"),
         (NODES, ""),
     ]
+    assert site.in_doubt == {1}
 
 
 async def test_the_watch_posts_changes_of_a_pool_job(slurm: FakeSlurm) -> None:
@@ -327,7 +329,7 @@ class _NodesUnknown:
     def __init__(self, slurm: FakeSlurm) -> None:
         self._slurm = slurm
 
-    async def jobs(self, ids: Collection[int] | None = None) -> JobAnswers | Unknown:
+    async def jobs(self, ids: Collection[int] | None = None, *, in_doubt: Collection[int] = ()) -> JobAnswers | Unknown:
         return await self._slurm.jobs(ids)
 
     async def nodes(self, names: Collection[str] | None = None) -> NodeAnswers | Unknown:

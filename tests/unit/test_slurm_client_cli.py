@@ -454,11 +454,10 @@ async def test_a_job_in_doubt_is_asked_of_commands_which_show_every_flag(
     monkeypatch.setattr(slurm._questions, "request", shown_by_pyslurm)
     assert not (await slurm.jobs([7, 8]))[7].flags  # type: ignore[index, union-attr]
     assert not commands.said.exists()
-    slurm.jobs_in_doubt = lambda: {7, 9}
-    answer = await slurm.jobs([7, 8])
+    answer = await slurm.jobs([7, 8], in_doubt={7, 9})
     assert [job.flags for job in answer.values()] == [{JobFlag.STOPPED}, frozenset()]  # type: ignore[union-attr]
     assert commands.lines() == ["squeue --json --states=all --jobs=7"]
     commands.have("squeue", "exit 1")
-    answer = await slurm.jobs([7, 8])
+    answer = await slurm.jobs([7, 8], in_doubt={7, 9})
     assert [job.flags for job in answer.values()] == [frozenset(), frozenset()]  # type: ignore[union-attr]
     await slurm.aclose()

@@ -60,7 +60,9 @@ _HAVE_BOOTED = "its nodes have booted, and Slurm configures them"
 class SlurmQueries(Protocol):
     """The part of the Slurm client (slurm/client/types.py) that the watch uses."""
 
-    async def jobs(self, ids: Collection[int] | None = None) -> JobAnswers | Unknown: ...
+    async def jobs(
+        self, ids: Collection[int] | None = None, *, in_doubt: Collection[int] = ()
+    ) -> JobAnswers | Unknown: ...
     async def nodes(self, names: Collection[str] | None = None) -> NodeAnswers | Unknown: ...
 
 
@@ -68,7 +70,8 @@ class SlurmWatch:
     """Polls `slurm` for the jobs and nodes in `state`, and posts changes.
 
     `ahead_s` returns the seconds by which the core's clock is ahead of the wall clock, which Slurm uses. `note_account`
-    is told, at each poll, the account that Slurm charges for the job of a gang.
+    is told, at each poll, the account that Slurm charges for the job of a gang. `in_doubt` returns the jobs of which
+    every flag is needed: `jobs_in_doubt`.
     """
 
     def __init__(
@@ -78,12 +81,14 @@ class SlurmWatch:
         post: Callable[[events.Event], None],
         ahead_s: Callable[[], float] = lambda: 0.0,
         note_account: Callable[[str, str], None] = lambda gang, account: None,
+        in_doubt: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._slurm = slurm
         self._state = state
         self._post = post
         self._ahead_s = ahead_s
         self._note_account = note_account
+        self._in_doubt = in_doubt
         self._jobs_unknown = LastingProblem(_log, "Slurm answers for its jobs again")
         self._nodes_unknown = LastingProblem(_log, "Slurm answers for its nodes again")
         self._jobs: dict[str, events.SlurmJobChanged] = {}
@@ -105,7 +110,8 @@ class SlurmWatch:
             return
         pool_jobs = {(gang.id, member.job) for gang in gangs for member in _pool_members(gang)}
         self._pool_jobs = {key: seen for key, seen in self._pool_jobs.items() if key in pool_jobs}
-        found = await self._slurm.jobs({*(gang.slurm.job for gang in gangs), *(job for _, job in pool_jobs)})
+        asked = {*(gang.slurm.job for gang in gangs), *(job for _, job in pool_jobs)}
+        found = await self._slurm.jobs(asked, in_doubt=self._in_doubt())
         if isinstance(found, Unknown):
             self._jobs_unknown.meet(f"can't get the jobs from Slurm: {found.reason}")
             return

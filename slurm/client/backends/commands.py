@@ -56,7 +56,7 @@ class CliSlurm(Sbatch, Procedures):
             raise error_messages.to_error(operation, done.error_text)
         return done.stdout
 
-    async def _jobs(self, ids: Collection[int] | None, timeout_s: float) -> JobAnswers:
+    async def _jobs(self, ids: Collection[int] | None, timeout_s: float, in_doubt: Collection[int] = ()) -> JobAnswers:
         argv = ["squeue", "--json", "--states=all"]
         if ids is not None:
             argv.append(f"--jobs={','.join(map(str, sorted(ids)))}")

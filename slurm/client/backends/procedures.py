@@ -58,7 +58,9 @@ class Procedures(ABC):
     # The single steps. Queries raise SlurmError here. The Protocol's methods return Unknown instead.
 
     @abstractmethod
-    async def _jobs(self, ids: Collection[int] | None, timeout_s: float) -> JobAnswers: ...
+    async def _jobs(
+        self, ids: Collection[int] | None, timeout_s: float, in_doubt: Collection[int] = ()
+    ) -> JobAnswers: ...
 
     @abstractmethod
     async def _nodes(self, names: Collection[str] | None, timeout_s: float) -> NodeAnswers: ...
@@ -90,12 +92,16 @@ class Procedures(ABC):
     # Queries
 
     async def jobs(
-        self, ids: Collection[int] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        ids: Collection[int] | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        in_doubt: Collection[int] = (),
     ) -> JobAnswers | Unknown:
         if ids is not None and not ids:
             return {}
         try:
-            return await self._jobs(ids, timeout_s)
+            return await self._jobs(ids, timeout_s, in_doubt)
         except (SlurmUnavailable, SlurmRefused) as error:
             return Unknown(str(error))
 

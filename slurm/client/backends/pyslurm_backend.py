@@ -35,9 +35,6 @@ class PyslurmSlurm(CliSlurm):
         super().__init__(lease_guard=lease_guard)
         self._questions = WorkerProcess()
         self._commands = WorkerProcess(lease_guard=lease_guard)
-        self.jobs_in_doubt: Callable[[], Collection[int]] = tuple
-        """Returns the jobs that may have a flag that pyslurm does not show. Each look at jobs runs one command for
-        them, too."""
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Starts both workers.
@@ -49,16 +46,15 @@ class PyslurmSlurm(CliSlurm):
         await self._questions.start(timeout_s)
         await self._commands.start(deadline.require("start pyslurm"))
 
-    async def _jobs(self, ids: Collection[int] | None, timeout_s: float) -> JobAnswers:
+    async def _jobs(self, ids: Collection[int] | None, timeout_s: float, in_doubt: Collection[int] = ()) -> JobAnswers:
         deadline = Deadline(timeout_s)
         asked = None if ids is None else sorted(ids)
         answer = await self._questions.request("show jobs", timeout_s, "jobs", ids=asked)
         found = {job.id: job for job in await _understood(answer, records.job)}
         # Slurm has a base state and flags. pyslurm shows one word: it hides the base state of a COMPLETING job. It
         # looks at the first 16 bits of a state, so it never shows STOPPED, which is the 17th.
-        doubted = self.jobs_in_doubt()
         hidden = {job.id for job in found.values() if job.state is JobState.UNRECOGNISED}
-        if asked_again := [id for id in found if id in hidden or id in doubted]:
+        if asked_again := [id for id in found if id in hidden or id in in_doubt]:
             try:
                 plain = await super()._jobs(asked_again, deadline.require("show jobs"))
             except SlurmError:

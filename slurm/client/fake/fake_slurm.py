@@ -35,7 +35,11 @@ class FakeSlurm:
         self.private: frozenset[str] | Unknown = frozenset()
 
     async def jobs(
-        self, ids: Collection[int] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        ids: Collection[int] | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        in_doubt: Collection[int] = (),
     ) -> JobAnswers | Unknown:
         if self.unavailable_reason:
             return Unknown(self.unavailable_reason)
