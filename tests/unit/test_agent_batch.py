@@ -28,7 +28,6 @@ from muster.daemon.agent.batch.srun import (
     ALL_LAUNCHED,
     MAX_REQUEUES,
     Allocation,
-    LaunchState,
     Srun,
     Step,
     requeue,
@@ -71,9 +70,9 @@ class Answers:
         self.asked = 0
         self.unlaunched: list[list[str]] = []
 
-    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView | ViewFailure:
+    async def view(self, launch: BatchRef = ALL_LAUNCHED) -> GangView | ViewFailure:
         self.asked += 1
-        self.unlaunched.append(sorted(launch.unlaunched))
+        self.unlaunched.append(list(launch.unlaunched_nodes))
         return self._views.pop(0) if len(self._views) > 1 else self._views[0]
 
 
@@ -84,7 +83,7 @@ class Ends:
         self._holds, self._view = holds, view
         self.interrupted = ""
 
-    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView | ViewFailure:
+    async def view(self, launch: BatchRef = ALL_LAUNCHED) -> GangView | ViewFailure:
         self.interrupted = self.interrupted or launch.interrupted
         return self._view if self._holds() else RUNNING
 
@@ -271,8 +270,8 @@ srun: error: n6: task 6: Killed"""
     told: list[dict[str, int]] = []
 
     class Coordinator:
-        async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView:
-            told.append(dict(launch.exit_codes))
+        async def view(self, launch: BatchRef = ALL_LAUNCHED) -> GangView:
+            told.append(dict(launch.failed_nodes))
             return FAILED if told[-1] else GATHERING
 
     await run_batch(["sh", "-c", f"echo '{said}' >&2; exec sleep 100"], Coordinator(), timing=FAST)
@@ -344,7 +343,7 @@ async def test_what_is_known_of_split_segments_is_said_until_the_end(tmp_path: P
     scontrol.chmod(0o755)
 
     class Coordinator:
-        async def view(self, launch: LaunchState = ALL_LAUNCHED) -> ViewFailure:
+        async def view(self, launch: BatchRef = ALL_LAUNCHED) -> ViewFailure:
             told.append(launch.split_segments)
             if launch.split_segments:
                 (tmp_path / "told").touch()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from muster.daemon.agent.batch.run_hooks import FORMAT, MOST_WAITING, Hooked, HookQueue, execute, messages
-from muster.daemon.agent.batch.srun import ALL_LAUNCHED, LaunchState
+from muster.daemon.agent.batch.srun import ALL_LAUNCHED
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
@@ -19,7 +19,7 @@ from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.hooks import messages as of_site
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.spec import parse
-from muster.v1.api_pb2 import GangView, RankView, RecoveryView
+from muster.v1.api_pb2 import BatchRef, GangView, RankView, RecoveryView
 from muster.v1.common_pb2 import JobHook
 
 RUNNING = GangView(
@@ -101,7 +101,7 @@ class Answers:
     def __init__(self, *views: GangView) -> None:
         self._views = list(views)
 
-    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView:
+    async def view(self, launch: BatchRef = ALL_LAUNCHED) -> GangView:
         return self._views.pop(0)
 
 

@@ -31,7 +31,6 @@ from muster.daemon.agent.batch.srun import (
     ALL_LAUNCHED,
     MAX_REQUEUES,
     Allocation,
-    LaunchState,
     Srun,
     Step,
     requeue,
@@ -71,7 +70,7 @@ class ViewFailure(Enum):
 class Coordinator(Protocol):
     """What this process asks the coordinator for."""
 
-    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView | ViewFailure:
+    async def view(self, launch: BatchRef = ALL_LAUNCHED) -> GangView | ViewFailure:
         """Return the gang, or why there is no view of it."""
         ...
 
@@ -85,14 +84,10 @@ class RemoteCoordinator:
     run: BatchRef
     trust: Trust | None = None
 
-    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> GangView | ViewFailure:
+    async def view(self, launch: BatchRef = ALL_LAUNCHED) -> GangView | ViewFailure:
         """See Coordinator.view."""
-        run = BatchRef(
-            unlaunched_nodes=sorted(launch.unlaunched),
-            failed_nodes=launch.exit_codes,
-            interrupted=launch.interrupted,
-            split_segments=launch.split_segments,
-        )
+        run = BatchRef()
+        run.CopyFrom(launch)
         run.MergeFrom(self.run)
         addresses = split_addresses(self.address)
         async with await open_first_ready_channel(
@@ -235,7 +230,7 @@ async def _requeue_job(step: Step, lost_nodes: set[str], coordinator: Coordinato
     """Have the job requeued, if that is allowed. The coordinator does it without `lost_nodes`; if it does not, this
     process asks Slurm."""
     for _ in range(timing.requeue_answers):
-        view = await coordinator.view(step.launch_state(lost_nodes))
+        view = await coordinator.view(step.told(lost_nodes))
         if isinstance(view, GangView) and view.final:
             return
         await asyncio.sleep(timing.poll_s)
@@ -265,7 +260,7 @@ async def _poll_beside_srun(
     ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
         # Ask at once too: this host may die before the first interval has passed.
-        view = await coordinator.view(step.launch_state(lost_nodes, srun.exit_codes))
+        view = await coordinator.view(step.told(lost_nodes, srun.exit_codes))
         if isinstance(view, GangView) and view.final and not ended.done():
             return view
         await asyncio.wait([ended], timeout=timing.poll_beside_srun_s)
@@ -281,7 +276,7 @@ async def _poll_after_srun(
     unknown, no_agent_count, answers, job, ended_by = 0, 0, 0, step.allocation.job_id, step.interrupted
     is_told = code >= 0 or ended_by is not None
     while True:
-        view = await coordinator.view(step.launch_state())
+        view = await coordinator.view(step.told())
         is_unknown = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and view.awaits_launch)
         unknown = unknown + 1 if is_unknown else 0
         if isinstance(view, GangView) and view.final:
@@ -359,7 +354,7 @@ async def _end_step(step: Step, coordinator: Coordinator, timing: PollTiming, nu
         return
     step.interrupted = number
     log.warning("%s: the ranks are to end; once more to kill them", number.name)
-    view = await coordinator.view(step.launch_state())
+    view = await coordinator.view(step.told())
     # An agent that has only started loses the signal, and there is no rank yet that would save anything.
     early = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and _gathers_without_agents(view))
     refused = "" if early else await step.signal(number)

@@ -22,9 +22,9 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from muster.daemon.agent.batch.run_summary import SeesView
-from muster.daemon.agent.batch.srun import ALL_LAUNCHED, LaunchState
+from muster.daemon.agent.batch.srun import ALL_LAUNCHED
 from muster.daemon.host import clock
-from muster.v1.api_pb2 import GangView, RecoveryView
+from muster.v1.api_pb2 import BatchRef, GangView, RecoveryView
 from muster.v1.common_pb2 import JobHook
 
 FORMAT = 1
@@ -48,7 +48,7 @@ class Hooked:
         self._queues = [HookQueue(hook, run_dir) for hook in hooks]
         self._before: GangView | None = None
 
-    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> Any:
+    async def view(self, launch: BatchRef = ALL_LAUNCHED) -> Any:
         """See SeesView."""
         view = await self._coordinator.view(launch)
         if self._queues and isinstance(view, GangView):

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 from google.protobuf.json_format import MessageToDict
 
-from muster.daemon.agent.batch.srun import ALL_LAUNCHED, LaunchState
+from muster.daemon.agent.batch.srun import ALL_LAUNCHED
 from muster.daemon.host import clock
 from muster.daemon.host.rank_log_files import hold_log_folder, log_folder, open_to_read
 from muster.daemon.host.worker_threads import run_in_own_thread
-from muster.v1.api_pb2 import GangView, TrainingView
+from muster.v1.api_pb2 import BatchRef, GangView, TrainingView
 
 _FOLDER, _FILE = "run", "summary.json"
 _MOST_BYTES = 4 << 20
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 class SeesView(Protocol):
     """What asks the coordinator for the view of a job (batch_process.Coordinator)."""
 
-    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> Any:
+    async def view(self, launch: BatchRef = ALL_LAUNCHED) -> Any:
         """The view, or why there is none."""
         ...
 
@@ -47,7 +47,7 @@ class Summarised:
         self._written_at = float("-inf")
         self._writing: asyncio.Task[None] | None = None
 
-    async def view(self, launch: LaunchState = ALL_LAUNCHED) -> Any:
+    async def view(self, launch: BatchRef = ALL_LAUNCHED) -> Any:
         """See SeesView."""
         view = await self._coordinator.view(launch)
         if isinstance(view, GangView):

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster.slurm.client.parsing import hostlist
+from muster.v1.api_pb2 import BatchRef
 from muster.v1.common_pb2 import JobSpec
 
 log = logging.getLogger(__name__)
@@ -94,23 +95,8 @@ def segment_of(environ: Mapping[str, str]) -> int:
     return int(words) if words.isascii() and words.isdigit() and len(words) < 6 else 0
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchState:
-    """What srun could not launch, and what has become of the launch.
-
-    unlaunched: nodes on which srun could start nothing.
-    exit_codes: nodes on which what it has started has failed by itself, and the exit code.
-    interrupted: the name of the signal with which the user has ended the launch; empty: none.
-    split_segments: which segments the nodes of the job split, in words; empty: none, or not known.
-    """
-
-    unlaunched: Collection[str] = ()
-    exit_codes: Mapping[str, int] = field(default_factory=dict)
-    interrupted: str = ""
-    split_segments: str = ""
-
-
-ALL_LAUNCHED = LaunchState()
+ALL_LAUNCHED = BatchRef()
+"""What the coordinator is told of a launch of which there is nothing to tell. Nobody changes it."""
 
 
 @dataclass(slots=True)
@@ -248,12 +234,13 @@ class Step:
     is_over: bool = False
     """Its end has been seen."""
 
-    def launch_state(
-        self, unlaunched: Collection[str] = (), exit_codes: Mapping[str, int] | None = None
-    ) -> LaunchState:
+    def told(self, unlaunched: Collection[str] = (), exit_codes: Mapping[str, int] | None = None) -> BatchRef:
         """What the coordinator is told of it. What is left out counts as over, so the rest is said each time."""
-        return LaunchState(
-            unlaunched, exit_codes or {}, self.interrupted.name if self.interrupted else "", self.split_segments
+        return BatchRef(
+            unlaunched_nodes=sorted(unlaunched),
+            failed_nodes=exit_codes,
+            interrupted=self.interrupted.name if self.interrupted else "",
+            split_segments=self.split_segments,
         )
 
     @property
