@@ -50,11 +50,6 @@ class Lines(Widget):
         super().__init__()
         self._lines: Sequence[Line] = ()
 
-    @property
-    def lines_now(self) -> Sequence[Line]:
-        """What is shown."""
-        return self._lines
-
     def put(self, lines: Sequence[Line]) -> list[int]:
         """Show these lines. Returns which of them are written, the others are there already."""
         before, self._lines = self._lines, lines

@@ -31,6 +31,7 @@ from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import EXIT_BUG, WrongInput
 from muster.launcher.main import main
 from muster.launcher.top.app import Lines, Top
+from muster.launcher.top.cells import line
 from muster.launcher.top.feed import LiveFeed, Replay
 from muster.launcher.top.known import Known
 from muster.launcher.top.messages import Message, read_recording, to_line
@@ -99,7 +100,8 @@ async def test_only_lines_that_differ_are_written() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await shows(pilot, "ranks (r)")
         widget = app.query_one(Lines)
-        lines = widget.lines_now
+        lines = [line(f"line {at}") for at in range(6)]
+        widget.put(lines)
         assert widget.put([*lines]) == []
         assert widget.put([*lines[:3], lines[4], *lines[4:]]) == [3]
 

@@ -67,10 +67,8 @@ class Refill:
     """The node of each seat."""
     moved: tuple[int, ...]
     """Seats that have another node though the one before is usable: their state moves, too."""
-    cost_before: float
-    """`RankMap.cost` with the lost nodes."""
     cost: float
-    """`RankMap.cost` with the new ones."""
+    """`RankMap.cost` of these seats."""
 
 
 def refill(
@@ -109,7 +107,7 @@ def refill(
         if price and len(empty) <= MOST_LOSSES and filled.assignment.cost > before * (1 + LEAST_LOSS):
             filled.move_second(seat, set(empty), fabric, price)
     moved = [seat for seat, node in enumerate(filled.nodes) if node != seats[seat] and seats[seat] in present]
-    return Refill(tuple(filled.nodes), tuple(moved), before, filled.assignment.cost)
+    return Refill(tuple(filled.nodes), tuple(moved), filled.assignment.cost)
 
 
 class _Filled:
