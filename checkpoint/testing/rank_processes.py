@@ -96,6 +96,29 @@ async def start_ranks(
     return RankScript(process, writer)
 
 
+async def run_to_end(
+    script: Path, out: Path, world: int, job: Mapping[str, Any], sockets: Mapping[int, int], generation: int
+) -> tuple[int, str]:
+    """Run the script to its end, as `start_ranks` does: its exit code, and what its ranks have printed.
+
+    Args:
+        out: the folder of what it prints, which `job` names to the ranks as `out`.
+        generation: of the agents; without `sockets` there are none.
+
+    Raises:
+        TimeoutError: it has not ended within 120 s, and is killed.
+    """
+    out.mkdir(exist_ok=True)
+    process = await start_ranks(
+        script, world, sockets, out / "log", {**job, "out": str(out)}, generation if sockets else 0
+    )
+    try:
+        async with asyncio.timeout(120):
+            return await process.wait(), (out / "log").read_text()
+    finally:
+        process.kill()
+
+
 def _run_script(
     script: Path,
     call: dict[str, Any],

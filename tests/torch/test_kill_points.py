@@ -2,7 +2,7 @@
 bit."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +11,21 @@ import pytest
 pytest.importorskip("torch")
 
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang
-from muster.checkpoint.testing.rank_processes import RankScript, start_ranks
+from muster.checkpoint.testing.rank_processes import run_to_end
 
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "kill_points_script.py"
-PLACES = {0: "n0", 1: "n1"}
+NODES = ("n0", "n1")
+PLACES = dict(enumerate(NODES))
 KILLED_AT = 3
 POINTS = ["before the copy", "amid a tensor", "amid the objects", "before the report", "after the report"]
 
 
-@pytest.fixture
-async def gang() -> AsyncIterator[InProcessGang]:
-    gang = InProcessGang("g")
-    await gang.add(*PLACES.values())
-    yield gang
-    await gang.close()
-
-
-async def run(gang: InProcessGang, out: Path, **job: Any) -> RankScript:
-    """Train until the script ends."""
+async def run(gang: InProcessGang, out: Path, **job: Any) -> tuple[int, str]:
+    """Train until the script ends: its exit code, and what its ranks have printed."""
     sockets = {rank: gang.socket(rank, node) for rank, node in PLACES.items()}
-    process = await start_ranks(SCRIPT, len(PLACES), sockets, out / "log", {"out": str(out), **job}, gang.generation)
-    try:
-        async with asyncio.timeout(120):
-            await process.wait()
-    finally:
-        process.kill()
-    return process
+    return await run_to_end(SCRIPT, out, len(PLACES), job, sockets, gang.generation)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -50,8 +37,8 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("point", POINTS)
 async def test_the_newest_committed_step_is_restored(gang: InProcessGang, tmp_path: Path, point: str) -> None:
     gang.begin(PLACES)
-    killed = await run(gang, tmp_path, steps=100, point=point, rank=1, step=KILLED_AT)
-    assert killed.returncode == 1, (tmp_path / "log").read_text()[-3000:]
+    killed, text = await run(gang, tmp_path, steps=100, point=point, rank=1, step=KILLED_AT)
+    assert killed == 1, text[-3000:]
     reached = max(int(file.suffix[1:]) for file in tmp_path.glob("1.[0-9]*"))
     assert KILLED_AT <= reached < 100, "the point was never passed"
 
@@ -64,8 +51,8 @@ async def test_the_newest_committed_step_is_restored(gang: InProcessGang, tmp_pa
     assert newest >= max(node.committed() for node in gang.nodes.values())
     assert 1 <= newest.step <= reached - (point != "after the report")
     gang.begin(PLACES, gang.plan(newest))
-    again = await run(gang, tmp_path, steps=newest.step + 2, point="", rank=-1, step=0)
-    assert again.returncode == 0, (tmp_path / "log").read_text()[-3000:]
+    again, text = await run(gang, tmp_path, steps=newest.step + 2, point="", rank=-1, step=0)
+    assert again == 0, text[-3000:]
     for rank in PLACES:
         expected = (tmp_path / f"{rank}.{newest.step}").read_text()
         assert (tmp_path / f"{rank}.restored").read_text() == f"{newest.step} {expected}"

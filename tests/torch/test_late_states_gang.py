@@ -1,7 +1,6 @@
 """States that appear after the first snapshot, on some ranks only: training goes on, and what is new is kept."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from muster.checkpoint.format.versions import Version  # noqa: E402
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang  # noqa: E402
-from muster.checkpoint.testing.rank_processes import start_ranks  # noqa: E402
+from muster.checkpoint.testing.rank_processes import run_to_end  # noqa: E402
 from muster.v1 import agent_pb2  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is")]
@@ -21,33 +20,16 @@ NODES = ("n0", "n1", "n2")
 NEVER = 1000
 
 
-@pytest.fixture
-async def gang() -> AsyncIterator[InProcessGang]:
-    gang = InProcessGang("g")
-    await gang.add(*NODES)
-    yield gang
-    await gang.close()
-
-
 async def run(out: Path, job: dict[str, Any], gang: InProcessGang | None = None) -> list[Any]:
     """What each rank has written at the end of a run. With a gang, its last step is committed."""
-    out.mkdir()
     world = len(job["tokens"])
     sockets = {rank: gang.socket(rank, NODES[rank]) for rank in range(world)} if gang else {}
-    process = await start_ranks(
-        SCRIPT, world, sockets, out / "log", {**job, "out": str(out)}, gang.generation if gang else 0
-    )
-    try:
-        async with asyncio.timeout(90):
-            failed = await process.wait()
-            assert not failed, (out / "log").read_text()[-3000:]
-            last = Version(gang.generation, job["steps"]) if gang else Version(0, 0)
-            while gang and any(gang.nodes[n].committed() < last for n in NODES[:world]):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    failed, text = await run_to_end(SCRIPT, out, world, job, sockets, gang.generation if gang else 0)
+    assert not failed, text[-3000:]
+    last = Version(gang.generation, job["steps"]) if gang else Version(0, 0)
+    async with asyncio.timeout(60):
+        while gang and any(gang.nodes[n].committed() < last for n in NODES[:world]):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     return [torch.load(out / f"{rank}.pt") for rank in range(world)]
 
 

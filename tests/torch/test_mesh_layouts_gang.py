@@ -1,7 +1,6 @@
 """DTensors that only some ranks hold: of pipeline stages, and of experts. Kept, restored, and laid out anew."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from muster.checkpoint.format.versions import Version  # noqa: E402
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang  # noqa: E402
-from muster.checkpoint.testing.rank_processes import start_ranks  # noqa: E402
+from muster.checkpoint.testing.rank_processes import run_to_end  # noqa: E402
 from muster.v1 import agent_pb2  # noqa: E402
 
 pytestmark = [
@@ -28,30 +27,13 @@ LONG = pytest.mark.long
 STEPS = 3
 
 
-@pytest.fixture
-async def gang() -> AsyncIterator[InProcessGang]:
-    gang = InProcessGang("g")
-    await gang.add(*NODES)
-    yield gang
-    await gang.close()
-
-
 async def run(
     out: Path, layout: str, world: int, gang: InProcessGang | None = None, steps: int = STEPS, **folders: str
 ) -> tuple[list[Any], str]:
     """What each rank has written at the end of a run, or nothing if the run failed; and what they have printed."""
-    out.mkdir()
     sockets = {rank: gang.socket(rank, NODES[rank]) for rank in range(world)} if gang else {}
-    job = {"layout": layout, **folders, "steps": steps, "out": str(out)}
-    process = await start_ranks(SCRIPT, world, sockets, out / "log", job, gang.generation if gang else 0)
-    try:
-        async with asyncio.timeout(120):
-            failed = await process.wait()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    text = (out / "log").read_text()
+    job = {"layout": layout, **folders, "steps": steps}
+    failed, text = await run_to_end(SCRIPT, out, world, job, sockets, gang.generation if gang else 0)
     return [] if failed else [torch.load(out / f"{rank}.pt") for rank in range(world)], text
 
 

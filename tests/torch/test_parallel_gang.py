@@ -1,7 +1,7 @@
 """Pipeline stages, experts and sharded optimizers: every rank's own state is kept, in memory and in durable folders."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from muster.checkpoint.durable.newest import newest_checkpoint  # noqa: E402
 from muster.checkpoint.format.versions import Version  # noqa: E402
 from muster.checkpoint.store.flush.flush_part import FlushError  # noqa: E402
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang  # noqa: E402
-from muster.checkpoint.testing.rank_processes import start_ranks  # noqa: E402
+from muster.checkpoint.testing.rank_processes import run_to_end  # noqa: E402
 from muster.v1 import agent_pb2  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is")]
@@ -27,25 +27,13 @@ EVERYTHING = {"pipeline": 2, "experts": 2, "zero": True}
 Layout = dict[str, Any]
 
 
-@pytest.fixture
-async def gang() -> AsyncIterator[InProcessGang]:
-    gang = InProcessGang("g")
-    await gang.add(*NODES)
-    yield gang
-    await gang.close()
-
-
 async def run(
     out: Path, layout: Layout, world: int, gang: InProcessGang | None = None, steps: int = STEPS, **folders: str
 ) -> tuple[list[Any], str]:
     """What each rank has written at the end of a run, or nothing if the run failed; and what they have printed."""
-    out.mkdir()
     sockets = {rank: gang.socket(rank, NODES[rank % len(NODES)]) for rank in range(world)} if gang else {}
-    job = {**layout, **folders, "steps": steps, "out": str(out)}
-    process = await start_ranks(SCRIPT, world, sockets, out / "log", job, gang.generation if gang else 0)
-    async with asyncio.timeout(120):
-        failed = await process.wait()
-    text = (out / "log").read_text()
+    job = {**layout, **folders, "steps": steps}
+    failed, text = await run_to_end(SCRIPT, out, world, job, sockets, gang.generation if gang else 0)
     return [] if failed else [torch.load(out / f"{rank}.pt") for rank in range(world)], text
 
 

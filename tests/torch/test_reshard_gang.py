@@ -1,7 +1,6 @@
 """A checkpoint of one layout and number of ranks is the start of another: equal weights and optimizer states."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from muster.checkpoint.format.versions import Version  # noqa: E402
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang  # noqa: E402
-from muster.checkpoint.testing.rank_processes import start_ranks  # noqa: E402
+from muster.checkpoint.testing.rank_processes import run_to_end  # noqa: E402
 from muster.v1 import agent_pb2  # noqa: E402
 
 pytestmark = [
@@ -27,23 +26,13 @@ NODES = ("n0", "n1", "n2", "n3")
 LONG = pytest.mark.long
 
 
-@pytest.fixture
-async def gang() -> AsyncIterator[InProcessGang]:
-    gang = InProcessGang("g")
-    await gang.add(*NODES)
-    yield gang
-    await gang.close()
-
-
 async def run(
     out: Path, mode: str, world: int, sockets: dict[int, int], steps: int, durable: str = "", generation: int = 1
 ) -> Any:
     """What rank 0 has written at the end of a run."""
-    out.mkdir()
-    job = {"steps": steps, "mode": mode, "out": str(out), "durable": durable}
-    process = await start_ranks(SCRIPT, world, sockets, out / "log", job, generation if sockets else 0)
-    async with asyncio.timeout(120):
-        assert await process.wait() == 0, (out / "log").read_text()[-3000:]
+    job = {"steps": steps, "mode": mode, "durable": durable}
+    failed, text = await run_to_end(SCRIPT, out, world, job, sockets, generation)
+    assert not failed, text[-3000:]
     return torch.load(out / "full.pt")
 
 
