@@ -311,7 +311,7 @@ async def test_a_node_that_is_dead_at_the_launch_is_left_out(tmp_path: Path, cap
     [
         (
             "echo BlockName=b0 Nodes=n[0-2] BlockSize=3; echo BlockName=b1 Nodes=n[3-5] BlockSize=3",
-            "muster: warning: --segment=2 was asked for, and the 4 nodes are 3 + 1 of the blocks b0, b1, which splits"
+            "muster: warning: --segment=2 was asked for, and Slurm gave 3 + 1 nodes of the blocks b0, b1, which splits"
             " 1 of 2 segments",
         ),
         ("echo BlockName=b0 Nodes=n[0-3] BlockSize=4", ""),

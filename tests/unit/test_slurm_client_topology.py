@@ -247,11 +247,11 @@ BLOCKS = "".join(f"BlockName=b{at} BlockIndex={at} Nodes=n[{at * 3}-{at * 3 + 2}
         (
             "n[0-2,3-4,6]",
             2,
-            "the 6 nodes are 3 + 2 + 1 of the blocks b0, b1, b2, which splits 1 of 3 segments",
+            "Slurm gave 3 + 2 + 1 nodes of the blocks b0, b1, b2, which splits 1 of 3 segments",
         ),
         ("n[0-1,3-4,6-7]", 2, ""),
         ("n[0-5]", 3, ""),
-        ("n[0-1,3-4,6-7]", 3, "the 6 nodes are 2 + 2 + 2 of the blocks b0, b1, b2, which splits 2 of 2 segments"),
+        ("n[0-1,3-4,6-7]", 3, "Slurm gave 2 + 2 + 2 nodes of the blocks b0, b1, b2, which splits 2 of 2 segments"),
         ("n[0-2,3-4,6]", 1, ""),
         ("n[0-2,3-4],x9", 2, ""),  # nothing is known of x9
         ("n[0-5]", 6, ""),  # larger than a block, and there are no aggregated ones
@@ -276,7 +276,7 @@ def test_a_segment_is_in_one_of_the_smallest_blocks_that_hold_it() -> None:
     ]
     text = "".join(lines)
     found = segments.split_segments(text, expand("n[0-1,6-7]"), 4)
-    assert "the 4 nodes are 2 + 2 of the blocks b0, b6, which splits 1 of 1 segment" in found
+    assert "Slurm gave 2 + 2 nodes of the blocks b0, b6, which splits 1 of 1 segment" in found
     assert segments.split_segments(text, expand("n[0-1,3-4]"), 4) == ""
     assert segments.split_segments(text, expand("n[0-1,6-7]"), 8) == ""
 

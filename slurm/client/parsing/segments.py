@@ -34,5 +34,5 @@ def split_segments(topology: str, nodes: Sequence[str], segment: int) -> str:
     if split <= 0:
         return ""
     shares, names = listed((str(count) for count, _ in parts), " + "), listed((name for _, name in parts), ", ")
-    nodes_are = f"the {counted(len(nodes), 'node')} are {shares} of the blocks {names}"
-    return f"--segment={segment} was asked for, and {nodes_are}, which splits {split} of {counted(wanted, 'segment')}"
+    given = f"Slurm gave {shares} nodes of the blocks {names}"  # so that it is true after a swap, too
+    return f"--segment={segment} was asked for, and {given}, which splits {split} of {counted(wanted, 'segment')}"
