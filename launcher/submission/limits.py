@@ -28,9 +28,13 @@ async def say_doubts(job: int, nodes: int, spares: int) -> None:
 async def doubts_of(job: int, nodes: int, spares: int) -> list[str]:
     """What is said if a limit holds back the job that was just queued, and if the site has given it shared nodes.
     `nodes`: those that train; 0: not known."""
-    shown = await Sbatch().shown_job(job)
+    slurm = Sbatch()
+    shown = await slurm.shown("job", str(job))
+    how = queued_job.how_shared(shown)
+    if not how and (partition := queued_job.partition(shown)):
+        how = queued_job.how_forced(await slurm.shown("partition", partition))
     limit = limit_words(queued_job.reason(shown), job, nodes, spares)
-    return [words for words in (limit, sharing_words(queued_job.how_shared(shown), job)) if words]
+    return [words for words in (limit, sharing_words(how, job)) if words]
 
 
 def sharing_words(how: str, job: int) -> str:

@@ -36,7 +36,10 @@ URGENT_MAY_END = "/shared/urgent_may_end"
 @pytest.fixture(scope="module")
 def site(suite: str) -> Iterator[Cluster]:
     """Six nodes. Ordinary users see no other user's jobs and usage, and no nodes that their jobs do not have."""
-    extra = ("PreemptType=preempt/qos", "PreemptMode=SUSPEND,GANG", "CompleteWait=360", "PrivateData=jobs,usage,nodes")
+    extra = (
+        *("PreemptType=preempt/qos", "PreemptMode=SUSPEND,GANG", "CompleteWait=360", "PrivateData=jobs,usage,nodes"),
+        "PartitionName=forced Nodes=ALL OverSubscribe=FORCE:2",
+    )
     with Cluster.up(ClusterSpec(nodes=6, requeue_delay=1, accounting=True, extra=extra, suite=suite)) as cluster:
         names = ",".join(line.split()[0] for line in QOS)
         changes = [f"add qos {line}" for line in QOS]
@@ -140,9 +143,15 @@ def test_a_pool_job_says_what_it_is_for_and_goodput_knows_whom_slurm_charges(sit
             "the limit QOSGrpNodeLimit holds back job {}, which asks for 4 nodes, 3 to train on and 1 spare: ",
         ),
         ("qos=short", "the limit QOSMaxWallDurationPerJobLimit holds back job {}: muster status {} says the way out"),
+        (
+            "partition=forced",
+            "job {} may share its nodes with other jobs (OverSubscribe=FORCE:2), and a node that fails",
+        ),
     ],
 )
-def test_submit_names_the_limit_that_holds_a_job_back(site: Cluster, option: str, says: str) -> None:
+def test_submit_names_the_limit_that_holds_a_job_back_and_says_if_it_shares_nodes(
+    site: Cluster, option: str, says: str
+) -> None:
     with training_job(site, "limited", 1) as training:
         job = training.submit(f"--slurm.{option}", "--slurm.time=60")
         assert says.format(job, job) in training.notes

@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from muster.launcher.spec.spec import Job
-from muster.launcher.submission.limits import limit_words, say_doubts
+from muster.launcher.submission.limits import doubts_of, limit_words, say_doubts
 from muster.launcher.submission.refusals import hint_for
 
 SCONTROL = """#!/bin/bash
-[ "$*" = "--oneliner show job 7" ] || exit 1
-printf 'JobId=7 Reason=AssocGrpNodeLimit OverSubscribe=OK\\nJobId=8 Reason=None\\n'
+case "$*" in
+"--oneliner show job 7") printf 'JobId=7 Reason=AssocGrpNodeLimit OverSubscribe=OK\\nJobId=8 Reason=None\\n' ;;
+"--oneliner show job 9") echo JobId=9 Reason=None Partition=shared OverSubscribe=NO Exclusive=NODE ;;
+"--oneliner show partition shared") echo PartitionName=shared OverSubscribe=$FORCED ;;
+*) exit 1 ;;
+esac
 """
 
 
@@ -56,6 +60,21 @@ async def test_slurm_is_asked_once_it_has_the_job(
         "DOWN, which ends every job on it: a plugin of the site, or OverSubscribe=FORCE of the partition, has taken "
         "--exclusive away\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("of_partition", "how"),
+    [("FORCE:4", "OverSubscribe=FORCE:4"), ("FORCE:12", "OverSubscribe=FORCE:12"), ("FORCE:1", ""), ("YES:4", "")],
+)
+async def test_a_partition_that_forces_its_jobs_to_share_nodes_is_named(
+    of_partition: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("FORCED", of_partition)
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    said = "".join(await doubts_of(9, 2, 0))
+    assert said.startswith(f"job 9 may share its nodes with other jobs ({how})") if how else not said
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,11 @@ class Sbatch:
 
     async def pending_reason(self, job: int) -> str:
         """Why a job has not started, in Slurm's word. Empty: Slurm does not answer."""
-        return queued_job.reason(await self.shown_job(job))
+        return queued_job.reason(await self.shown("job", str(job)))
 
-    async def shown_job(self, job: int) -> str:
-        """What Slurm says of a job, in one line. Empty: it does not answer."""
-        argv = self._argv(["scontrol", "--oneliner", "show", "job", str(job)])
+    async def shown(self, kind: str, name: str) -> str:
+        """What Slurm says of a job or a partition, in one line. Empty: it does not answer."""
+        argv = self._argv(["scontrol", "--oneliner", "show", kind, name])
         try:
             done = await run_command.run(argv, timeout_s=_SHOW_TIMEOUT_S)
         except SlurmUnavailable:

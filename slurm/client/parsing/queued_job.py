@@ -1,4 +1,4 @@
-"""Reads in `scontrol --oneliner show job` why a job waits, and whether Slurm may run other jobs on its nodes."""
+"""Reads in `scontrol --oneliner show` why a job waits, and whether Slurm may run other jobs on its nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,23 @@ import re
 
 def reason(job: str) -> str:
     """Why the job has not started, in Slurm's word: "None" of one that has. Empty: nobody knows."""
-    found = re.search(r"\bReason=(\S+)", job)
+    return _field("Reason", r"\S+", job)
+
+
+def partition(job: str) -> str:
+    """The partition of a job, or several, as `a,b`. Empty: nobody knows."""
+    return _field("Partition", r"\S+", job)
+
+
+def how_forced(partition: str) -> str:
+    """The field of a partition whose jobs share their nodes once they run, whatever they have asked for; empty: they
+    do not, or nobody knows. A queued job does not say it. With FORCE:1 no second job gets a processor of the first."""
+    found = _field("OverSubscribe", r"FORCE:(?!1\b)\d+", partition)
+    return found and f"OverSubscribe={found}"
+
+
+def _field(name: str, value: str, shown: str) -> str:
+    found = re.search(rf"\b{name}=({value})", shown)
     return found[1] if found else ""
 
 
