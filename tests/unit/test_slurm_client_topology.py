@@ -197,8 +197,10 @@ def test_a_text_that_is_no_list_of_topologies_is_refused(text: str) -> None:
 
 
 def test_the_default_comes_first() -> None:
-    text = "- {topology: a, flat: true}\n- {topology: b, flat: true, cluster_default: true}"
-    assert [(one.name, one.default) for one in topology_conf.read(text)] == [("b", True), ("a", False)]
+    """A vendor's file for clouds gives one the name of a plugin."""
+    tree = "{topology: topology/tree, tree: {switches: [{switch: s0, nodes: n0}]}, cluster_default: true}"
+    text = "- {topology: a, flat: true}\n- " + tree
+    assert [(one.name, one.default) for one in topology_conf.read(text)] == [("topology/tree", True), ("a", False)]
 
 
 def test_switches_are_a_tree() -> None:
