@@ -146,6 +146,32 @@ async def test_an_agent_of_another_users_gang_is_rejected(world: ScriptedWorld) 
     assert refusal == (grpc.StatusCode.PERMISSION_DENIED, _stranger(1, "g1"))
 
 
+class AskedForFlags(FakeSlurm):
+    """Notes for which jobs every flag is asked."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(cluster)
+        self.in_doubt = set[int]()
+
+    async def jobs(self, ids: Any = None, **given: Any) -> JobAnswers | Unknown:
+        self.in_doubt.update(given.get("in_doubt", ()))
+        return await super().jobs(ids, **given)
+
+
+async def test_slurm_is_asked_for_every_flag_of_a_job_that_may_stand_still(tmp_path: Path) -> None:
+    """pyslurm alone does not show that its user has stopped it."""
+    world = ScriptedWorld.create(tmp_path)
+    world.slurm = slurm = AskedForFlags(world.cluster)
+    await world.start_coordinator()
+    await _running(world)
+    assert world.coordinator
+    assert slurm.in_doubt == set()
+    world.coordinator.engine.core.observed.gang("g1").suspended_jobs = {1}
+    await world.coordinator._watch.poll_jobs()
+    assert slurm.in_doubt == {1}
+    await world.close()
+
+
 class TakenMeanwhile(FakeSlurm):
     """Does not say what its topology is, so an agent waits after it was checked. Then somebody registers a gang."""
 
