@@ -84,6 +84,8 @@ def test_a_script_of_torchrun_goes_on_from_its_own_snapshot(tmp_path: Path) -> N
     assert [re.findall("epoch ([0-9]+)", text) for text in said] == [["0", "1"], ["2"]]
 
 
+# The example goes through the same faults on the real Slurm (tests/cluster/test_recovery.py).
+@pytest.mark.long
 def test_the_loss_goes_down_and_a_local_run_with_faults_ends_with_the_same_bits(tmp_path: Path) -> None:
     steps = ("--steps", "60", "--dropout", "0.1")
     found = losses(train(2, *steps, "--sample", "20", "--digest", str(tmp_path / "calm")))

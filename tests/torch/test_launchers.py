@@ -66,18 +66,15 @@ async def run_ranks(gang: Gang, count: int = 2) -> list[int]:
 MODULE = f"{sys.executable} -m torch.distributed.run --nproc-per-node=2"
 
 
+# One form is in the test of what @record has written.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [
         f"exec {MODULE} train.py --lr 1",
-        pytest.param(f"{MODULE} --standalone -m train --lr 1; echo after $?", marks=pytest.mark.long),
-        *(
-            pytest.param(f"{MODULE} {options} train.py --lr 1", marks=pytest.mark.long)
-            for options in (
-                f"--rdzv-backend c10d --rdzv-endpoint nowhere:1 --no-python {sys.executable}",
-                "--nnodes=1 --node_rank=0 --master_addr=nowhere --master_port=1",
-            )
-        ),
+        f"{MODULE} --standalone -m train --lr 1; echo after $?",
+        f"{MODULE} --rdzv-backend c10d --rdzv-endpoint nowhere:1 --no-python {sys.executable} train.py --lr 1",
+        f"{MODULE} --nnodes=1 --node_rank=0 --master_addr=nowhere --master_port=1 train.py --lr 1",
     ],
 )
 async def test_each_form_of_torchrun_starts_its_ranks_through_muster(gang: Gang, words: str) -> None:
@@ -85,10 +82,15 @@ async def test_each_form_of_torchrun_starts_its_ranks_through_muster(gang: Gang,
     assert await run_ranks(gang) == [0, 0]
     gang.coordinator.order(Order(duty=DUTY_EXIT, job_over=True))
     assert await gang.exit_code("n0") == 0
+    ranks_were_started_as_by_torchrun(gang, ["--lr", "1"])
+    assert ("after 0" in (gang.folder / "n0.out").read_text()) == ("echo" in words)
+
+
+def ranks_were_started_as_by_torchrun(gang: Gang, arguments: list[str]) -> None:
+    """Both ranks have met, and have the arguments and the variables that torchrun gives."""
     lines = (gang.folder / "n0.out").read_text().splitlines()
     shown = [json.loads(line[6:]) for line in lines if line.startswith("shown ")]
-    assert sorted(shown) == [[rank, 3.0, ["--lr", "1"], [str(rank), "2", None]] for rank in (0, 1)]
-    assert ("after 0" in (gang.folder / "n0.out").read_text()) == ("echo" in words)
+    assert sorted(shown) == [[rank, 3.0, arguments, [str(rank), "2", None]] for rank in (0, 1)]
 
 
 SHOW_TORCH = """
@@ -216,6 +218,7 @@ async def test_what_record_has_written_is_told_and_the_wrapper_gets_the_exit_cod
     assert (await run_ranks(gang))[1] == 1
     gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=93, job_over=True))
     assert await gang.exit_code("n0") == 93
+    ranks_were_started_as_by_torchrun(gang, ["fail"])
     assert "after 1\n" in (gang.folder / "n0.out").read_text()
     told = (gang.folder / "n0.err").read_text()
     assert "rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: " in told

@@ -147,7 +147,7 @@ async def begin(gang: Gang, generation: int) -> None:
 
 @dataclass(frozen=True)
 class Restart:
-    """Four ranks that start again after one was killed. `phases`: milliseconds since then. `outputs`: of the ranks that
+    """Two ranks that start again after one was killed. `phases`: milliseconds since then. `outputs`: of the ranks that
     were started again. `errors`: of the agents."""
 
     phases: str
@@ -163,7 +163,7 @@ def restart(tmp_path_factory: pytest.TempPathFactory) -> Restart:
 
 async def restart_once(folder: Path) -> Restart:
     async with scripted_gang(folder, PRELOAD) as gang:
-        await gang.start(4, sys.executable, gang.script(TRAIN))
+        await gang.start(2, sys.executable, gang.script(TRAIN))
         generation = await train(gang, 1, "step 5")
         killed = time.time()
         with suppress(LookupError):  # its agent has just killed it, as in `train`
@@ -176,14 +176,14 @@ async def restart_once(folder: Path) -> Restart:
         return Restart(
             " ".join(f"{name} {1000 * (at - killed):.0f}" for name, at in phases.items()),
             statistics.median(b - a for a, b in itertools.pairwise(steps)),
-            [gang.output(rank, again) for rank in range(4)],
+            [gang.output(rank, again) for rank in range(2)],
             [(gang.folder / f"{node}.err").read_text() for node in gang.nodes],
         )
 
 
 def test_from_a_killed_rank_to_the_first_step(restart: Restart, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
-        print(f"\nrank killed, 4 ranks, a step takes {1000 * restart.step_s:.0f} ms, ms since the kill:")
+        print(f"\nrank killed, 2 ranks, a step takes {1000 * restart.step_s:.0f} ms, ms since the kill:")
         print(f"  {restart.phases}")
     # No rank imported torch for itself, which would take longer than all of that.
     assert not [error for error in restart.errors if "started by exec" in error]
@@ -203,7 +203,7 @@ def test_the_store_is_the_agents(restart: Restart) -> None:
 
 
 async def test_loaders_work_and_end_with_their_rank(gang: Gang) -> None:
-    await gang.start(2, sys.executable, gang.script(TRAIN), env={"WORKERS": "2"})
+    await gang.start(1, sys.executable, gang.script(TRAIN), env={"WORKERS": "2"})
     generation = await train(gang, 1, "step 3")
     rank = rank_pid(gang, "n0")
     loaders = descendants(rank)
@@ -214,6 +214,7 @@ async def test_loaders_work_and_end_with_their_rank(gang: Gang) -> None:
     assert not alive(rank)  # its zygote reaps it after the agent knows of the end
 
 
+@pytest.mark.long
 async def test_a_cold_start_finds_the_store_too(gang: Gang) -> None:
     """A zygote with more than one thread: the ranks are started by exec and meet in the same store."""
     (gang.folder / "busy.py").write_text(
