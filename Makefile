@@ -35,7 +35,7 @@ lint: setup ## ruff and strict mypy (also part of the tests)
 # A watchdog tells which test is slow once a part of the run exceeds its --budget; it fails nothing. --timeout ends a test
 # that hangs, and is far above what any test takes on a busy machine.
 PYTEST := $(BIN)/python -Im pytest --timeout 900
-UNIT := $(PYTEST) --budget 120 -n 4 --dist worksteal tests/unit
+UNIT := $(PYTEST) --budget 120 -n 3 --dist worksteal tests/unit
 
 unit: setup ## lint and unit tests: a minute or so, no container
 	@$(UNIT)
