@@ -32,6 +32,7 @@ EARLY_POLICY = """# A test cluster has more faults in an hour than a production 
 nodes_per_hour = 1000
 fraction = 1.0
 swaps_per_hour = 1000
+lemon_after = 0
 # A test waits for seconds where a site waits for minutes.
 [gpu-throttle.codes.64.when]
 window_s = 15

@@ -125,8 +125,7 @@ def test_spares_take_the_seats_of_nodes_that_fail_their_check_before_the_first_s
 
 # --- resume after a check --------------------------------------------------------------------------------------------
 
-# The tests before have made the nodes of the shared cluster fail, too: lemons are not resumed.
-RESUMES = POLICY.replace("[limits]", "[limits]\nresume_after_check = true\nlemon_after = 0")
+RESUMES = POLICY.replace("[limits]", "[limits]\nresume_after_check = true")
 MUSTERS_REASON = "muster: [node] Xid 79"
 ASKED = "the coordinator asks for a check of this node"
 
