@@ -9,10 +9,13 @@ scripted.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group
@@ -161,6 +164,23 @@ def _mirror(stage: Stage, training: Training) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
+@contextmanager
+def _shown(stage: Stage, console: Console) -> Iterator[None]:
+    """Shows the stage. Where the output is no terminal, Live leaves out the end of the last line."""
+    try:
+        with Live(stage, console=console, refresh_per_second=4):
+            yield
+    finally:
+        if not console.is_terminal:
+            console.line()
+
+
+def _words(error: Exception) -> str:
+    """The error without the view as JSON, which the last screen shows, and the load, which is often the cause."""
+    what, _, _ = str(error).partition(": {")
+    return f"{what}. Load of this machine: {os.getloadavg()[0]:.0f}, CPUs: {os.cpu_count()}"
+
+
 def main() -> int:
     """Exit status: the job's own; 1 if the demo failed; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(allow_abbrev=False, description="Shows how a training job survives two faults.")
@@ -172,7 +192,7 @@ def main() -> int:
     try:
         with (
             Cluster.up(ClusterSpec(nodes=10, suite=suite, tests_image=False)) as cluster,
-            Live(stage, console=console, refresh_per_second=4),
+            _shown(stage, console),
         ):
             stage.say("a Slurm cluster of 10 nodes, 1 controller and 1 login container is up")
             status = play(stage, cluster)
@@ -181,10 +201,8 @@ def main() -> int:
         console.print("interrupted: the cluster is gone")
         return 130
     except (EngineError, WaitTimeout, TimeoutError) as error:
-        console.print(f"the demo failed: {error}", style="bold red", markup=False)
+        console.print(f"the demo failed: {_words(error)}", style="bold red", markup=False)
         return 1
-    if not console.is_terminal:
-        console.line()  # the last screen ends without one there
     for what, seconds, _ in stage.faults:
         console.print(f"{what}: training again after {seconds:.2f} s")
     return status
