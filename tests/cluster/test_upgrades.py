@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -63,16 +64,23 @@ def starts_of_agents(training: Training) -> dict[str, str]:
     return {node: training.cluster.sh(node, "pgrep -of 'muster-agent run'") for node in nodes}
 
 
+@contextmanager
+def trains(cluster: Cluster, name: str, *settings: str) -> Iterator[Training]:
+    """A job of two nodes that has finished some steps. The launcher that is there at the end cancels it."""
+    spec = TrainingSpec(name, nodes=2, spares=0, arguments=BUCKETS, script=earlier_script(), settings=settings)
+    with Training(cluster, spec) as training:
+        training.submit()
+        training.wait_step(5)
+        yield training
+        training.cancel()
+
+
 def test_everything_is_upgraded_under_a_running_job(versions: Cluster) -> None:
     """An old launcher, old agents and old node daemons with a new coordinator; then new daemons, and the files of
     running agents are new."""
     upgrade_all(versions, OLD)
     wait_all_attached(versions)
-    with Training(
-        versions, TrainingSpec("upgraded", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script())
-    ) as training:
-        training.submit()
-        training.wait_step(5)
+    with trains(versions, "upgraded") as training:
         agents, generation = starts_of_agents(training), training.generation
         upgrade_coordinator(versions, OWN)
         wait_all_attached(versions)
@@ -82,7 +90,6 @@ def test_everything_is_upgraded_under_a_running_job(versions: Cluster) -> None:
         wait_all_attached(versions)
         starts_anew_after_a_killed_rank(training)
         assert starts_of_agents(training) == agents
-        training.cancel()
 
 
 @pytest.mark.long
@@ -92,15 +99,11 @@ def test_agents_and_ranks_go_on_from_what_they_have_loaded(versions: Cluster, se
     upgrade_all(versions, OWN)
     replace_in_users_environment(versions, OWN)
     wait_all_attached(versions)
-    spec = TrainingSpec("replaced", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script(), settings=settings)
-    with Training(versions, spec) as training:
-        training.submit()
-        training.wait_step(5)
+    with trains(versions, "replaced", *settings) as training:
         replace(versions, BROKEN, *versions.nodes)
         replace_in_users_environment(versions, BROKEN)
         starts_anew_after_a_killed_rank(training)
         replace(versions, OWN, *versions.nodes)
-        training.cancel()
 
 
 @pytest.mark.long
@@ -110,14 +113,9 @@ def test_new_agents_and_daemons_work_with_an_old_coordinator(versions: Cluster) 
     upgrade_daemons(versions, OWN, *versions.nodes)
     replace(versions, OWN, LOGIN)
     wait_all_attached(versions)
-    with Training(
-        versions, TrainingSpec("under-old", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script())
-    ) as training:
-        training.submit()
-        training.wait_step(5)
+    with trains(versions, "under-old") as training:
         starts_anew_after_a_killed_rank(training)
         replace(versions, OLD, LOGIN)
-        training.cancel()
 
 
 @pytest.mark.long
@@ -125,11 +123,7 @@ def test_the_way_back_is_refused_in_words_and_training_goes_on(versions: Cluster
     """The older coordinator does not know the format of the newer one's journal, and leaves it as it is."""
     upgrade_all(versions, OWN)
     wait_all_attached(versions)
-    with Training(
-        versions, TrainingSpec("back", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script())
-    ) as training:
-        training.submit()
-        training.wait_step(5)
+    with trains(versions, "back") as training:
         generation = training.generation
         upgrade_coordinator(versions, OLD)
         refused = "journal.db was written by a newer muster"
@@ -140,7 +134,6 @@ def test_the_way_back_is_refused_in_words_and_training_goes_on(versions: Cluster
         wait_all_attached(versions)
         assert training.generation == generation
         starts_anew_after_a_killed_rank(training)
-        training.cancel()
 
 
 @pytest.mark.long
@@ -149,11 +142,7 @@ def test_a_node_that_joins_later_starts_the_new_version_in_a_gang_of_the_old_one
     upgrade_all(versions, OLD)
     upgrade_coordinator(versions, OWN)
     wait_all_attached(versions)
-    with Training(
-        versions, TrainingSpec("mixed", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script())
-    ) as training:
-        training.submit()
-        training.wait_step(5)
+    with trains(versions, "mixed") as training:
         lost = training.node_of(1)
         (free,) = set(versions.nodes) - {training.node_of(0), lost}
         upgrade_daemons(versions, OWN, free)
@@ -168,7 +157,6 @@ def test_a_node_that_joins_later_starts_the_new_version_in_a_gang_of_the_old_one
         assert (back["action"], back["nodes_in"]) == ("pool node gives way", [lost])
         assert training.repeated_steps(int(back["generation"])) == 0
         starts_anew_after_a_killed_rank(training)
-        training.cancel()
     versions.restore_all()
 
 
@@ -180,11 +168,7 @@ def test_a_standby_pair_is_upgraded_one_host_after_the_other(suite: str) -> None
         bring_versions(pair)
         upgrade_all(pair, OLD)
         wait_all_attached(pair)
-        with Training(
-            pair, TrainingSpec("pair", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script())
-        ) as training:
-            training.submit()
-            training.wait_step(5)
+        with trains(pair, "pair") as training:
             generation = training.generation
             stood_by = pair.logs(STANDBY, COORDINATOR).count("standing by")
             replace(pair, OWN, STANDBY)
@@ -207,7 +191,6 @@ def test_a_standby_pair_is_upgraded_one_host_after_the_other(suite: str) -> None
             pair.stop_service(STANDBY, COORDINATOR)
             wait_all_attached(pair)
             starts_anew_after_a_killed_rank(training)
-            training.cancel()
 
 
 @pytest.mark.long
@@ -215,13 +198,6 @@ def test_a_standby_pair_is_upgraded_one_host_after_the_other(suite: str) -> None
 def test_the_library_in_the_users_environment_has_another_version(versions: Cluster, agent: str, library: str) -> None:
     upgrade_all(versions, OWN)
     replace(versions, agent, *versions.nodes)
-    settings = (f'env.PYTHONPATH = "{package_folder(library)}"',)
-    spec = TrainingSpec(
-        f"library-{library}", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script(), settings=settings
-    )
     wait_all_attached(versions)
-    with Training(versions, spec) as training:
-        training.submit()
-        training.wait_step(5)
+    with trains(versions, f"library-{library}", f'env.PYTHONPATH = "{package_folder(library)}"') as training:
         starts_anew_after_a_killed_rank(training)
-        training.cancel()
