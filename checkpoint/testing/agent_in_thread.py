@@ -14,7 +14,7 @@ from muster.checkpoint.testing.no_transport import NoTransport
 from muster.checkpoint.training.agent_connection import AgentConnection
 from muster.v1 import agent_pb2, common_pb2
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 """Seconds after which something will never come."""
 
 

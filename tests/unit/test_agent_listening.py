@@ -198,7 +198,7 @@ def test_streams_are_taken_at_the_addresses_of_both_families(host: str, reached:
         pytest.skip("this host has no IPv6")
     with listen_for_streams(host, None, backlog=4) as listener:
         for address in reached:
-            with socket.create_connection((address, listener.getsockname()[1]), timeout=20):
+            with socket.create_connection((address, listener.getsockname()[1]), timeout=60):
                 listener.accept()[0].close()
 
 

@@ -40,7 +40,7 @@ async def test_a_peer_that_goes_away_is_told_of_and_leaves_nothing_behind(
     link.stop()
     await channels.close()
     mine = asyncio.all_tasks() - before
-    await asyncio.wait(mine, timeout=20)
+    await asyncio.wait(mine, timeout=60)
     gc.collect()
     assert not [task for task in mine if not task.done()]
     assert not [record for record in caplog.records if record.name == "asyncio"]

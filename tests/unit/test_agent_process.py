@@ -30,7 +30,7 @@ while process.kill_orphans(set()):
 
 def test_orphans_that_came_after_the_children_were_listed_are_counted() -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", ORPHANED_WHILE_LISTED], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", ORPHANED_WHILE_LISTED], capture_output=True, text=True, timeout=60, check=True
     )
     left, there = map(int, ran.stdout.split())
     assert left == there

@@ -413,7 +413,7 @@ async def test_slurms_signals_do_a_store_no_harm(harness: Harness) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, *FOR_RANKS):
         os.kill(pid, number)
     assert await harness.run() == (0, "")  # the zygote has looked at its children meanwhile
-    socket.create_connection(("127.0.0.1", port), timeout=20).close()
+    socket.create_connection(("127.0.0.1", port), timeout=60).close()
     assert alive(pid)
 
 

@@ -290,11 +290,11 @@ class Stuck:
         self.let_go = threading.Event()
 
     def issue(self, payload: str) -> str:
-        self.let_go.wait(20)
+        self.let_go.wait(60)
         return "late"
 
     def check(self, token: str) -> Proof:
-        self.let_go.wait(20)
+        self.let_go.wait(60)
         return Proof(0, 0, "")
 
 

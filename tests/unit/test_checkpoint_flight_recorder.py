@@ -98,7 +98,7 @@ async def test_an_agent_keeps_what_a_rank_without_a_step_says_and_drops_it_with_
         for said, kept in ((7, 7), (None, None), (2**63, 2**63), (8, 8)):
             rank.send(RankMessage(alive=RankAlive(entered_collectives=said)).SerializeToString())
             rank.send(RankMessage(progress=RankProgress(step=(said or 1) % 1000)).SerializeToString())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while service.rank_reports.entered_collectives(0) != kept:  # noqa: ASYNC110 - a service tells nobody
                     await asyncio.sleep(0.01)
     await gang.close()

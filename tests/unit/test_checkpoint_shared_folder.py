@@ -66,7 +66,7 @@ async def flush(gang: InProcessGang, folder: Path, *names: str) -> list[BaseExce
     """Flush KEPT on the nodes with these names, or on all. For each node: what went wrong, or None."""
     plan = gang.plan(KEPT, agent_pb2.TIER_OWN)
     order = agent_pb2.FlushOrder(serial=1, version=KEPT.to_wire(), sources=plan.sources, reason="a test")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         parts = [gang.nodes[name].checkpoint_service.flush(order, str(folder)) for name in names or gang.nodes]
         return await asyncio.gather(*parts, return_exceptions=True)
 

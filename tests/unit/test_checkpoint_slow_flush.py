@@ -228,7 +228,7 @@ async def test_a_planned_stop_waits_for_no_storage_in_which_nodes_agree_on_the_v
     answers = threading.Event()
 
     def choose(exchange: flush_version.VersionExchange, held: Version) -> Version:
-        assert answers.wait(30)
+        assert answers.wait(60)
         return held
 
     monkeypatch.setattr(flush_version, "choose_version", choose)

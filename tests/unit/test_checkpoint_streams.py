@@ -378,7 +378,7 @@ def test_a_stranger_that_says_nothing_is_dropped(encrypted: bool) -> None:
     with (
         transport(security, limits=ServerLimits(token_s=0.05)) as server,
         server.grant(held) as grant,
-        socket.create_connection(("127.0.0.1", grant.access.port), timeout=20) as stranger,
+        socket.create_connection(("127.0.0.1", grant.access.port), timeout=60) as stranger,
     ):
         assert stranger.recv(1) == b""
 
@@ -390,7 +390,7 @@ def test_strangers_with_open_connections_keep_nobody_from_fetching(encrypted: bo
     security = StreamSecurity(*pinned_context()) if encrypted else None
     with transport(security, limits=limits) as server, server.grant(held) as grant, ExitStack() as stack:
         address = ("127.0.0.1", grant.access.port)
-        strangers = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(20)]
+        strangers = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(20)]
         assert fetched([holder(grant)], held, range(COUNT), streams=3).view == held.memory.view
         assert strangers[0].recv(1) == b"", "the oldest one was dropped"
         strangers[-1].settimeout(0.01)
@@ -407,7 +407,7 @@ def test_a_stream_with_a_token_lasts_however_many_strangers_come() -> None:
         ExitStack() as stack,
     ):
         address = ("127.0.0.1", grant.access.port)
-        strangers = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(6)]
+        strangers = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(6)]
         assert [s.recv(1) for s in strangers[:4]] == [b""] * 4
         stream.sendall(stream_sockets.REQUEST.pack(1, 1))
         stream_sockets.read_into(stream, got := memoryview(bytearray(PIECE)))

@@ -183,7 +183,7 @@ async def test_a_probe_of_what_is_no_address_is_answered(credentials: Credential
     posted: asyncio.Queue[events.Event] = asyncio.Queue()
     prober = Prober(credentials, AgentStreams(), 1, posted.put_nowait)
     prober.start(ProbeRequest(1, "g", "n1", ("agent",), address, "", 0.2))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         answer = await posted.get()
     assert isinstance(answer, events.ProbeAnswered)
     assert answer.silence is Silence.NO_ANSWER

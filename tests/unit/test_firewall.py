@@ -111,7 +111,7 @@ async def call(address, secret, authority):
     trust, name = Trust(lambda: pem), call_binding.name_of_agent("g", "n1")
     try:
         stub = PeerChannels(credentials, "g", trust).stub_for("n1", address)
-        print((await stub.Stored(StoredReport(gang_id="g", node="n2"), timeout=5)).refused)
+        print((await stub.Stored(StoredReport(gang_id="g", node="n2"), timeout=60)).refused)
     except grpc.aio.AioRpcError as error:
         print(error.code().name)
     print(await probe(Probed(address, "n1", name), credentials, 2.0, trust))

@@ -22,7 +22,7 @@ DEADLINE_S = 120.0
 UNSHARE = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
 
 pytestmark = pytest.mark.skipif(
-    subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, timeout=20).returncode != 0,
+    subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, timeout=60).returncode != 0,
     reason="no mount namespace can be made here",
 )
 

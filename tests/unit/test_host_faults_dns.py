@@ -71,7 +71,7 @@ print(json.dumps(found | {"lines": lines}))
 
 
 @pytest.mark.skipif(
-    subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=20).returncode != 0,
+    subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=60).returncode != 0,
     reason="no namespaces can be made here",
 )
 def test_a_silent_name_server_holds_up_nothing_and_names_keep_their_addresses(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def working(tmp_path: Path) -> Iterator[Path]:
     assert MUNGED
     # It is ready when its first process has ended: that is how it becomes a daemon.
     command = [MUNGED, "--force", f"--socket={folder / 'socket'}", *places]
-    subprocess.run(command, check=True, capture_output=True, timeout=20)
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
     yield folder / "socket"
     os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
 

@@ -31,7 +31,7 @@ class Munged:
         places = [f"--{what}-file={folder / what}" for what in ("key", "pid", "log", "seed")]
         assert MUNGED
         subprocess.run(
-            [MUNGED, "--force", f"--socket={self.socket}", *places], check=True, capture_output=True, timeout=20
+            [MUNGED, "--force", f"--socket={self.socket}", *places], check=True, capture_output=True, timeout=60
         )
 
     def stop(self) -> None:

@@ -792,7 +792,7 @@ async def test_following_a_job_says_what_it_waits_for_and_why_it_ends_without_lo
     outputs(capsys)
     following = asyncio.ensure_future(muster(world, "logs", "--follow", str(job)))
     said = f"muster: nothing is written yet: the job is SUBMITTED, and waits for Slurm to start job {job}"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while said not in outputs(capsys)[1]:  # noqa: ASYNC110 - a captured stream tells nobody
             await asyncio.sleep(0)
     await muster(world, "cancel", str(job))
@@ -892,7 +892,8 @@ async def test_events_begin_where_they_are_asked_to(world: ScriptedWorld, capsys
     await world.wait_for_duty("RUN 1", ["n1", "n2"])
     for node in ("n1", "n2"):
         await world.agents[node].step()
-    await world.wait_for_facts(facts.FirstStep)  # nothing follows
+    await world.wait_for_facts(facts.FirstStep)
+    await world.wait_for_facts(facts.JobChanged)  # by a look at Slurm; nothing follows
     assert await muster(world, "events", "1") == 0
     every = outputs(capsys)[0]
     assert "generation 1 starts" in every

@@ -12,7 +12,7 @@ from muster.daemon.transport.management_hosts import ManagementHosts, check_host
 
 ROOT, SLURM, OPERATOR, OWNER = 0, 64030, 500, 1001
 MGMT, NODE = "10.0.0.1", "10.0.7.7"
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 CANCEL, NODE_ATTACH = "/muster.v1.Muster/Cancel", "/muster.v1.NodeService/Attach"
 
 

@@ -64,7 +64,7 @@ def argv(folder: Path, configuration: str = "slurm.conf") -> list[str]:
     return ["env", where[2], *where[:2], sys.executable, "-m", "muster.slurm.client.backends.pyslurm_worker"]
 
 
-async def names(worker: WorkerProcess, *asked: str, timeout_s: float = 10) -> list[str]:
+async def names(worker: WorkerProcess, *asked: str, timeout_s: float = 60) -> list[str]:
     records = await worker.request("show nodes", timeout_s, "nodes", names=list(asked) or None)
     return [record["name"] for record in records]
 
@@ -74,13 +74,13 @@ async def test_records_come_through_noise(worker: WorkerProcess) -> None:
     assert await names(worker) == [f"n{number}" for number in range(120)]
     assert await names(worker, "n5", "n7", "nowhere") == ["n5", "n7"]
     assert await names(worker, "gone") == []
-    assert await worker.request("show jobs", 10, "jobs", ids=[7]) == []
+    assert await worker.request("show jobs", 60, "jobs", ids=[7]) == []
 
 
 async def test_changes_reach_pyslurm(worker: WorkerProcess, tmp_path: Path) -> None:
-    await worker.request("drain", 10, "update_node", node="n1", state="DRAIN", reason="why")
+    await worker.request("drain", 60, "update_node", node="n1", state="DRAIN", reason="why")
     changes = {"ExcNodeList": "n1,n2", "StartTime": "now", "Requeue": "0", "Comment": "x"}
-    await worker.request("update", 10, "update_job", job=7, changes=changes)
+    await worker.request("update", 60, "update_job", job=7, changes=changes)
     assert (tmp_path / "drained").read_text() == "n1 DRAIN why\n"
     assert (tmp_path / "changed").read_text() == (
         "7 {'excluded_nodes': 'n1,n2', 'begin_time': 'now', 'is_requeueable': False, 'comment': 'x'}\n"
@@ -89,7 +89,7 @@ async def test_changes_reach_pyslurm(worker: WorkerProcess, tmp_path: Path) -> N
 
 async def test_refusals_leave_the_worker_alive(worker: WorkerProcess) -> None:
     with pytest.raises(SlurmRefused, match="refused to drain forbidden: Invalid user id"):
-        await worker.request("drain forbidden", 10, "update_node", node="forbidden", state="DRAIN", reason="why")
+        await worker.request("drain forbidden", 60, "update_node", node="forbidden", state="DRAIN", reason="why")
     with pytest.raises(SlurmUnavailable):
         await names(worker, "silent")
     before = worker.pid
@@ -98,11 +98,11 @@ async def test_refusals_leave_the_worker_alive(worker: WorkerProcess) -> None:
 
 
 async def test_a_hanging_call_costs_only_its_own_timeout(worker: WorkerProcess) -> None:
-    await worker.start(10)
+    await worker.start(60)
     before = worker.pid
     hanging = asyncio.create_task(names(worker, "hang", timeout_s=0.3))
     await asyncio.sleep(0)
-    behind = asyncio.create_task(names(worker, "n2", timeout_s=10))
+    behind = asyncio.create_task(names(worker, "n2", timeout_s=60))
     with pytest.raises(SlurmTimeout, match=r"no answer within 0\.3 s"):
         await hanging
     assert await behind == ["n2"]
@@ -110,18 +110,17 @@ async def test_a_hanging_call_costs_only_its_own_timeout(worker: WorkerProcess) 
 
 
 async def test_a_call_behind_a_hanging_call_keeps_its_own_deadline(worker: WorkerProcess) -> None:
-    await worker.start(10)
-    hanging = asyncio.create_task(names(worker, "hang", timeout_s=1))
+    await worker.start(60)
+    hanging = asyncio.create_task(names(worker, "hang"))
     await asyncio.sleep(0)
     with pytest.raises(SlurmTimeout):
         await names(worker, "n2", timeout_s=0.2)
     assert not hanging.done()
-    with pytest.raises(SlurmTimeout):
-        await hanging
+    hanging.cancel()
 
 
 async def test_a_cancelled_call_leaves_no_answer_for_the_next(worker: WorkerProcess) -> None:
-    await worker.start(10)
+    await worker.start(60)
     hanging = asyncio.create_task(names(worker, "hang"))
     await asyncio.sleep(0)
     hanging.cancel()
@@ -140,7 +139,7 @@ async def test_without_a_configuration_pyslurm_is_not_imported(tmp_path: Path) -
     (tmp_path / "pyslurm.py").write_text("import os; os.abort()")
     worker = WorkerProcess(argv(tmp_path, "nowhere.conf"))
     with pytest.raises(SlurmUnavailable, match=r"slurm\.conf"):
-        await worker.start(10)
+        await worker.start(60)
     await worker.aclose()
 
 
@@ -149,7 +148,7 @@ async def test_missing_pyslurm_is_reported(tmp_path: Path) -> None:
     (tmp_path / "slurm.conf").touch()
     worker = WorkerProcess(argv(tmp_path))
     with pytest.raises(SlurmUnavailable, match="no module of that name"):
-        await worker.start(10)
+        await worker.start(60)
     await worker.aclose()
 
 
@@ -210,7 +209,7 @@ from muster.slurm.client.backends import run_command as command
 
 async def main():
     for _ in range(2):
-        print((await command.run(["echo", "done"], timeout_s=10)).stdout, end="")
+        print((await command.run(["echo", "done"], timeout_s=60)).stdout, end="")
 
 asyncio.run(main())
 """
