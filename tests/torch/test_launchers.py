@@ -148,6 +148,8 @@ OWN_PORT = """
 """
 
 
+# native.sbatch (tests/cluster/test_script_shapes.py) chooses a port, too.
+@pytest.mark.long
 async def test_ranks_of_srun_meet_at_the_port_that_their_script_chooses(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
