@@ -155,7 +155,7 @@ test-long: test $(RELEASE)/.ready ## what takes longer: repetitions of unit test
 	@$(PYTEST) -n 2 -m 'long and not alone' tests/unit tests/cluster
 	@$(PYTEST) -m alone tests/cluster
 	@$(PYTEST) -n 2 --suite trixie tests/cluster
-	@$(PYTEST) --suite trixie -m long tests/cluster/test_slurm_rules.py tests/cluster/test_slurm_contract.py
+	@$(PYTEST) --suite trixie -m long $(addprefix tests/cluster/test_,slurm_rules.py slurm_contract.py slurm_faults.py confinement.py)
 	@$(PYTEST) -n 2 -m hypothesis --hypothesis-profile long tests/unit
 	@$(TORCH) -m long
 	@$(MAKE) --no-print-directory adapters-test
