@@ -264,10 +264,11 @@ class _Booting:
 
     def __init__(self) -> None:
         self.booting, self.flags, self.in_doubt = set[str](), frozenset({JobFlag.CONFIGURING}), set[int]()
+        self.reason = ""
 
     async def jobs(self, ids: Collection[int] | None = None, *, in_doubt: Collection[int] = ()) -> JobAnswers | Unknown:
         self.in_doubt.update(in_doubt)
-        return {1: Job(1, JobState.RUNNING, self.flags, nodes=NODES, batch_host=NODES[0])}
+        return {1: Job(1, JobState.RUNNING, self.flags, reason=self.reason, nodes=NODES, batch_host=NODES[0])}
 
     async def nodes(self, names: Collection[str] | None = None) -> NodeAnswers | Unknown:
         boots, up = frozenset({NodeState.ALLOCATED, NodeState.POWERING_UP}), frozenset({NodeState.ALLOCATED})
@@ -290,6 +291,20 @@ async def test_a_job_waits_while_slurm_powers_up_its_nodes(slurm: FakeSlurm) -> 
         (NODES, ""),
     ]
     assert site.in_doubt == {1}
+
+
+@pytest.mark.parametrize("phase", [Phase.SUBMITTED, Phase.REQUEUED, Phase.GATHERING, Phase.RUNNING])
+async def test_a_job_waits_while_the_prolog_of_its_nodes_runs(slurm: FakeSlurm, phase: Phase) -> None:
+    """Slurm says RUNNING, and runs nothing of the job yet. What trains is no longer in its Prolog."""
+    site, owing, seen = _Booting(), Owing(slurm), list[events.Event]()
+    owing.state.gangs["g"].phase = phase
+    watch = SlurmWatch(site, owing.state, seen.append)  # type: ignore[arg-type]
+    site.flags = frozenset()
+    for site.reason in ("Prolog", ""):
+        await watch.poll_jobs()
+    found = [event for event in seen if isinstance(event, events.SlurmJobChanged)]
+    waits = [] if phase is Phase.RUNNING else [((), "the Prolog of its nodes runs")]
+    assert [(event.nodes, event.pending_reason.partition(":")[0]) for event in found] == [*waits, (NODES, "")]
 
 
 async def test_the_watch_posts_changes_of_a_pool_job(slurm: FakeSlurm) -> None:

@@ -19,6 +19,7 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.state.state_tables import MONITORED
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.node_health import RESUMABLE
 from muster.slurm.client.states import JobFlag, JobState, NodeState
@@ -55,6 +56,8 @@ _BOOTS = frozenset(
 reboot` a node has it while jobs run."""
 _IT_BOOTS = "it boots"
 _HAVE_BOOTED = "its nodes have booted, and Slurm configures them"
+_PROLOG = "Prolog"
+"""Slurm's reason of a job that has its nodes and runs nothing yet: their Prolog runs (PrologFlags=Alloc)."""
 
 
 class SlurmQueries(Protocol):
@@ -145,8 +148,12 @@ class SlurmWatch:
         return frozenset(name for name, node in nodes.items() if isinstance(node, Node) and node.states & _BOOTS)
 
     def _boot_words(self, gang: Gang, found: Job | Gone, booting: frozenset[str]) -> str:
-        """That Slurm boots nodes of the job, and which; empty: it does not."""
-        if isinstance(found, Gone) or not _is_configuring(found):
+        """That Slurm boots nodes of the job, and which, or runs their Prolog; empty: it does neither."""
+        if isinstance(found, Gone) or found.state is not JobState.RUNNING:
+            return ""
+        if found.reason == _PROLOG and gang.phase not in MONITORED:
+            return f"the Prolog of its nodes runs: if that lasts, slurmd's log on {listed(found.nodes)} says why"
+        if not _is_configuring(found):
             return ""
         if names := sorted(booting.intersection(found.nodes)):
             return f"{_IT_BOOTS} {listed(names)}"
