@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.shell.load_shedding import LoadShedding, Shedding, SheddingLimits
+from muster.daemon.coordinator.shell.load_shedding import NOBODY_IS_GIVEN_UP, LoadShedding, Shedding, SheddingLimits
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.testing.scripted_world import DEADLINE_S, ScriptedWorld
 from muster.daemon.transport.channel import open_channel
@@ -71,9 +71,9 @@ async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
     await made.close()
 
 
-def _overload(world: ScriptedWorld) -> None:
+def _overload(world: ScriptedWorld, limits: SheddingLimits = NEVER_CALM) -> None:
     assert world.coordinator
-    for _ in range(NEVER_CALM.samples):
+    for _ in range(limits.samples):
         world.coordinator.engine.note_lag(MANY_S)
 
 
@@ -103,11 +103,13 @@ async def test_a_local_run_on_a_busy_workstation_goes_on(tmp_path: Path) -> None
     """Its only watcher is the run itself, which would end the training."""
     world = ScriptedWorld.create(tmp_path)
     world.settings |= {"shedding": NEVER_CALM, "slurm": LocalSlurm()}
-    await world.start_coordinator()
-    assert world.coordinator
-    _overload(world)
-    assert world.coordinator.engine.shedding.level is Shedding.NOTHING
-    await world.close()
+    try:
+        await world.start_coordinator()
+        assert world.coordinator
+        _overload(world, NOBODY_IS_GIVEN_UP)
+        assert world.coordinator.engine.shedding.level is Shedding.NOTHING
+    finally:
+        await world.close()
 
 
 async def test_a_watcher_that_was_given_up_comes_again(world: ScriptedWorld) -> None:
