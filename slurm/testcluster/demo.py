@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from subprocess import TimeoutExpired
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -33,6 +34,7 @@ from muster.slurm.testcluster.training import FATAL_XID_LINE, Training, Training
 from muster.slurm.testcluster.waiting import WaitTimeout
 
 FIRST_FAULT, SECOND_FAULT, STEPS = 20, 32, 44
+LATE = (WaitTimeout, TimeoutError, TimeoutExpired)
 IN_DOUBT = frozenset(NodeHealth) - OUT_OF_SERVICE | {NodeHealth.RETURNING}
 
 
@@ -176,9 +178,11 @@ def _shown(stage: Stage, console: Console) -> Iterator[None]:
 
 
 def _words(error: Exception) -> str:
-    """The error without the view as JSON, which the last screen shows, and the load, which is often the cause."""
+    """The error without the view as JSON, which the last screen shows; with the load, if something came too late."""
     what, _, _ = str(error).partition(": {")
-    return f"{what}. Load of this machine: {os.getloadavg()[0]:.0f}, CPUs: {os.cpu_count()}"
+    if not any(isinstance(one, LATE) for one in (error, error.__cause__)):
+        return what
+    return f"{what.rstrip()}. Load of this machine: {os.getloadavg()[0]:.0f}, CPUs: {os.cpu_count()}"
 
 
 def main() -> int:

@@ -1,12 +1,15 @@
-"""The command line of the cluster tool: its help, and what it says of wrong arguments. No container is started."""
+"""The command lines of the cluster tool and the demo: help, and what they say of errors. No container is started."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from muster.slurm.image.engine import EngineError
+from muster.slurm.testcluster import demo
 from muster.slurm.testcluster.__main__ import main
 from muster.slurm.testcluster.chaos.faults import FaultInjector
 from muster.slurm.testcluster.registry import clusters_dir
@@ -73,3 +76,9 @@ def test_chaos_draws_from_every_fault_of_hardware() -> None:
 def test_a_negative_rank_is_an_error(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["slow-rank", "--name", cluster, "n0", "-1"]) == 1
     assert capsys.readouterr().err == "cluster: rank -1: ranks count from 0\n"
+
+
+def test_the_demo_names_the_load_only_where_something_came_too_late() -> None:
+    late = TimeoutError('demo: RUNNING not within 120 s: {"phase": "PENDING"}')
+    assert re.fullmatch(r"demo: RUNNING not within 120 s\. Load of this machine: \d+, CPUs: \d+", demo._words(late))
+    assert demo._words(EngineError("a cluster 'demo' already exists")) == "a cluster 'demo' already exists"
