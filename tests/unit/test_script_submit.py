@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from muster.launcher.scripts.plan import Looked, look_over, settle
 from muster.launcher.scripts.user_script import UserScript
 from muster.launcher.submission import path_checks
 from muster.slurm.client import launch_settings
+from muster.slurm.client.backends import run_command
 from muster.slurm.client.backends.run_command import run_for_caller
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 
@@ -321,8 +323,34 @@ async def test_a_question_of_sbatch_is_seen_and_a_long_line_is_passed_on(tmp_pat
     assert b"".join(said) == b"Password: " + bytes(100_000)
 
 
-async def test_nobody_waits_for_what_a_wrapper_of_sbatch_leaves_behind(tmp_path: Path) -> None:
+async def test_what_a_wrapper_of_sbatch_writes_through_a_process_of_its_own_comes_after_its_end(tmp_path: Path) -> None:
+    """As with bash's `exec > >(tee log)`. Here the process that passes it on waits for the wrapper's end."""
+    os.mkfifo(tmp_path / "ended")
+    script = "(cat <ended; head -c 1000000 /dev/zero >&2; echo 7) & exec 3>ended"
+    said, lines = list[bytes](), list[str]()
+    argv = ["sh", "-c", f"cd {tmp_path}; {script}"]
+    assert await run_for_caller(argv, env=os.environ, given=b"", on_line=lines.append, on_error=said.append) == 0
+    assert lines == ["7\n"]
+    assert len(b"".join(said)) == 1_000_000
+
+
+async def test_an_error_of_whoever_takes_the_output_is_not_lost() -> None:
+    def refuse(chunk: bytes) -> None:
+        raise BlockingIOError(chunk)
+
+    output = run_command._Output(refuse)
+    os.write(output.target, b"7")
+    ended = asyncio.get_running_loop().create_future()
+    ended.set_result(0)
+    with pytest.raises(BlockingIOError, match="7"):
+        await output.pass_on(ended)
+
+
+async def test_nobody_waits_for_what_a_wrapper_of_sbatch_leaves_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It holds the wrapper's output open. What the wrapper has written last is passed on all the same."""
+    monkeypatch.setattr(run_command, "_LAST_OUTPUT_S", 0.01)
     os.mkfifo(tmp_path / "held")
     script = "(read line <held) & head -c 50000 /dev/zero >&2; echo 7; printf end"
     said, lines = list[bytes](), list[str]()

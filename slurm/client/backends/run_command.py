@@ -27,6 +27,10 @@ _KILL_GRACE_S = 1.0
 """Seconds to wait for a killed program. A process in uninterruptible sleep may need longer."""
 _PIPE_BYTES = 2**20
 """No pipe holds more by default: 16 pages, of at most 64 KiB. One read empties it."""
+_LAST_OUTPUT_S = 1.0
+"""Seconds for which output is awaited once its program has ended: what it has written through a process of its own, as
+bash's `exec > >(tee log)` makes one, comes later.
+"""
 # A separate program sets the parent-death signal: Python code between fork and exec is unsafe with gRPC's threads.
 _SETPRIV, _TIMEOUT = (shutil.which(name) or name for name in ("setpriv", "timeout"))
 LIFETIME_TOOLS = "setpriv with --pdeathsig (util-linux 2.33) and timeout (coreutils)"
@@ -132,8 +136,8 @@ async def run_for_caller(
     on_error: Callable[[bytes], None] | None = None,
 ) -> int:
     """Runs a program in the place of whoever called this one: its errors go where ours go, it may take as long as it
-    wants, and a Ctrl-C reaches it too. Returns its exit status once the program itself has ended: processes that it has
-    left behind may hold its output open.
+    wants, and a Ctrl-C reaches it too. Returns its exit status once the program itself has ended, and its output: of
+    processes that it has left behind and that hold the output open, `_LAST_OUTPUT_S` later.
 
     Args:
         env: its whole environment.
@@ -177,23 +181,27 @@ class _Output:
         os.set_blocking(self._source, False)
 
     async def pass_on(self, ended: asyncio.Future[int]) -> None:
-        """Passes on what is written until the program has `ended`. All that it has written is in the pipe then. Nobody
-        waits for a process that it has left behind, and that holds the pipe open."""
+        """Passes on what is written, until nobody holds the pipe open any more, or `_LAST_OUTPUT_S` after the program
+        has `ended`: it may have left behind a process that goes on for days."""
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
         os.close(self.target)
         loop.add_reader(self._source, ready.set)
-        ended.add_done_callback(lambda _: ready.set())
+        late = asyncio.ensure_future(_awhile_after(ended))
+        late.add_done_callback(lambda _: ready.set())
         try:
             is_last = False
             while not is_last:
                 await ready.wait()
                 ready.clear()
-                is_last = ended.done()  # asked before the read
-                with suppress(BlockingIOError):
+                is_last = late.done()  # asked before the read
+                try:
                     chunk = os.read(self._source, _PIPE_BYTES)
-                    self._take(chunk)
-                    is_last |= not chunk
+                except BlockingIOError:
+                    continue
+                self._take(chunk)
+                is_last |= not chunk
         finally:
+            late.cancel()
             loop.remove_reader(self._source)
             os.close(self._source)
 
@@ -201,6 +209,11 @@ class _Output:
         """No program has been started."""
         os.close(self._source)
         os.close(self.target)
+
+
+async def _awhile_after(ended: asyncio.Future[int]) -> None:
+    await asyncio.wait([ended])
+    await asyncio.sleep(_LAST_OUTPUT_S)
 
 
 class _Lines:
