@@ -126,6 +126,23 @@ async def test_a_requeue_names_no_node_against_which_nothing_is_held(job: Commen
     assert (await job.shown()).admin_comment == "[muster: n3 left in generation 2 (requeue), not known]"
 
 
+async def test_while_a_requeued_job_waits_it_names_no_node_against_which_nothing_is_held(job: CommentedJob) -> None:
+    """Nothing says yet how it will go on. Only of n3 is something known."""
+    for node in ("n2", "n3"):
+        job.decide(facts.MemberJoined("g", node, 1, f"{node}-i", "[fd00::1]:5000", False, ""))
+        job.state.nodes[node] = Node(node)
+    job.run(1)
+    job.decide(facts.GenerationFenced("g", 1, "the agents left", True, "n1", 20, job.now))
+    job.decide(*(facts.MemberRemoved("g", node, "its agent left", False) for node in ("n2", "n3")))
+    job.state.nodes["n3"] = Node("n3", health=NodeHealth.UNFIT, reason="Xid 79")
+    job.decide(facts.SlurmCallOwed("g", 1, "requeue", 1, "", "preempted"))
+    job.decide(facts.PhaseChanged("g", Phase.REQUEUED, "preempted"), facts.SlurmCallSettled("g", 1, ""))
+    job.now += INTERVAL_S
+    shown = await job.shown()
+    assert shown.comment == "muster: REQUEUED at step 1, 1 recovery: preempted"
+    assert shown.admin_comment == "[muster: n3 left in generation 2 (recovering), UNFIT: Xid 79]"
+
+
 @pytest.mark.parametrize("theirs", ["for the paper", "for the paper; muster: an older reason"])
 async def test_a_users_own_comment_stays(job: CommentedJob, theirs: str) -> None:
     await job.slurm.set_comments(1, theirs)

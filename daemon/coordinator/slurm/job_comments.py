@@ -184,7 +184,7 @@ def _lost_nodes(gang: Gang, state: DurableState) -> Iterator[str]:
 def _lost_in(recovery: Recovery, gang: Gang, state: DurableState) -> list[str]:
     """The nodes that the job has lost in a recovery. Slurm preempts or requeues a job with all its nodes, which their
     agents leave one after the other: of these, the job has lost none but those against which Muster holds something."""
-    if recovery.action != "requeue":
+    if recovery.action not in ("", "requeue"):  # empty: the next generation has not started yet
         return recovery.nodes_out
     bad = {name for name, node in state.nodes.items() if node.health in OUT_OF_SERVICE}
     return [name for name in recovery.nodes_out if name in gang.slurm.exclusions or name in bad]
