@@ -31,8 +31,8 @@ async def doubts_of(job: int, nodes: int, spares: int) -> list[str]:
     slurm = Sbatch()
     shown = await slurm.shown("job", str(job))
     how = queued_job.how_shared(shown)
-    if not how and (partition := queued_job.partition(shown)):
-        how = queued_job.how_forced(await slurm.shown("partition", partition))
+    for partition in filter(None, queued_job.partition(shown).split(",")):
+        how = how or queued_job.how_forced(await slurm.shown("partition", partition))
     limit = limit_words(queued_job.reason(shown), job, nodes, spares)
     return [words for words in (limit, sharing_words(how, job)) if words]
 
