@@ -99,11 +99,16 @@ async def _told(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 async def _with_ends(runs: Sequence[Run], told: Collection[str]) -> list[Run]:
     """`runs`, with Slurm's word for those of which nobody else has said that they are over: a job that is cancelled
-    while the coordinator is down tells nothing more. `told`: the gangs of which the coordinator has told."""
+    while the coordinator is down tells nothing more. A home may serve several clusters: Slurm knows nothing of a run of
+    another one, or has a job of that number of its own. `told`: the gangs of which the coordinator has told."""
+    from muster.launcher.runs.origins import cluster_name
     from muster.slurm.client.backends.commands import CliSlurm
     from muster.slurm.client.types import Unknown
 
-    asked = {run.gang: int(run.record["slurm_job_id"]) for run in runs if not run.is_over and run.gang not in told}
+    untold = [run for run in runs if not run.is_over and run.gang not in told]
+    here = await cluster_name() if any(run.record.get("cluster") for run in untold) else ""
+    untold = [run for run in untold if run.record.get("cluster") in (None, "", here)]
+    asked = {run.gang: int(run.record["slurm_job_id"]) for run in untold}
     found = await CliSlurm().jobs(set(asked.values())) if asked else {}
     if isinstance(found, Unknown):
         return list(runs)

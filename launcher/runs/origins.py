@@ -1,6 +1,7 @@
-"""Where a run's code comes from: the commit and the changes of the script's repository, and the packages of its Python.
+"""Where a run's code comes from: the commit and the changes of the script's repository, and the packages of its Python;
+and to which cluster it goes.
 
-Both are asked of programs, which may be slow: a repository may be huge, or lie on storage that hangs. Each has a
+All are asked of programs, which may be slow: a repository may be huge, or lie on storage that hangs. Each has a
 deadline, and what is not known then is said in words. Nothing of the repository is executed: git's file system
 monitor, external diff programs, filters of text and of files, and fetches of what is missing stay off, and no
 repository in it is looked into.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -40,12 +42,17 @@ _PACKAGES = (
 
 
 async def origins(command: Sequence[str], work_dir: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What is known of the code of `command`: its repository and its packages. Never raises, never takes longer than
-    DEADLINE_S."""
-    repository, packages = await asyncio.gather(
-        _within(_repository(script_folder(command, work_dir))), _within(_packages(command, environ))
+    """What is known of the code of `command`, its repository and its packages, and of the cluster. Never raises, never
+    takes longer than DEADLINE_S."""
+    repository, packages, cluster = await asyncio.gather(
+        _within(_repository(script_folder(command, work_dir))), _within(_packages(command, environ)), cluster_name()
     )
-    return {"repository": repository, "interpreter": packages}
+    return {"repository": repository, "interpreter": packages, "cluster": cluster}
+
+
+async def cluster_name() -> str:
+    """The cluster of which this host's Slurm commands speak; empty: not known. Never takes longer than DEADLINE_S."""
+    return str((await _within(_cluster())).get("name", ""))
 
 
 def script_folder(command: Sequence[str], work_dir: str) -> Path:
@@ -65,6 +72,12 @@ async def _within(question: Any) -> dict[str, Any]:
             return answer
     except TimeoutError:
         return {"unknown": f"no answer within {DEADLINE_S:g} s"}
+
+
+async def _cluster() -> dict[str, Any]:
+    shown = await _output("scontrol", "show", "config", most_chars=1 << 16)
+    found = re.search(r"^ClusterName *= *(\S+)", shown or "", re.MULTILINE)
+    return {"name": found[1]} if found else {}
 
 
 async def _repository(folder: Path) -> dict[str, Any]:

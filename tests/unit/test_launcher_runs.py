@@ -208,6 +208,26 @@ async def test_a_run_that_slurm_has_ended_is_not_queued_where_nobody_tells_how_i
     ]  # fmt: skip
 
 
+async def test_slurm_has_no_word_on_a_run_of_another_cluster_with_the_same_home(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Job 1 trains on cluster a, job 2 waits there. Cluster b has a job 1 of its own, which failed, and no job 2."""
+    monkeypatch.setattr("muster.launcher.runs.origins.DEADLINE_S", 60.0)
+    failed = json.dumps({"jobs": [{"job_id": 1, "job_state": ["FAILED"]}]})
+    for name, text in (("squeue", f"echo '{failed}'"), ("scontrol", "echo AccountingStorageHost = d\necho $SHOWN")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SHOWN", "ClusterName = a")
+    for number in (1, 2):
+        await submit(repository, tmp_path / "runs", number)
+    run_summary.write(f"{repository}/run", "g1", {"phase": "RUNNING", "step": 40})
+    for shown, phases in (("ClusterName = b", ["QUEUED", "RUNNING"]), ("ClusterName = a", ["not in Slurm", "FAILED"])):
+        monkeypatch.setenv("SHOWN", shown)
+        lines = (await muster_runs(tmp_path / "runs", capsys)).splitlines()
+        assert [line.split("\t")[3] for line in lines[1:]] == phases
+
+
 async def test_the_hardware_of_a_run_is_shown_and_compared(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
