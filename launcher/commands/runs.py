@@ -93,7 +93,7 @@ async def _told(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         async with connect(load_site(options)) as coordinator:
             return {view.gang_id: summary(view) for view in await coordinator.gangs()}
     except LauncherError as error:
-        print_note(f"muster: how runs go is as they have told it themselves: {error.message}")
+        print_note(f"muster: how runs go is as they and Slurm have told it: {error.message}")
         return {}
 
 

@@ -202,7 +202,12 @@ async def test_a_run_that_slurm_has_ended_is_not_queued_where_nobody_tells_how_i
     squeue.write_text(f"#!/bin/sh\n[ $3 = --jobs=1,2,3,4 ] && echo '{json.dumps({'jobs': jobs})}'\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    lines = (await muster_runs(tmp_path / "runs", capsys)).splitlines()
+    options = parser().parse_args(["runs", "--store", str(tmp_path / "runs")])
+    capsys.readouterr()
+    assert await options.row.run(options) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith("muster: how runs go is as they and Slurm have told it: ")
+    lines = said.out.splitlines()
     assert [line.split("\t")[3:5] for line in lines[1:]] == [
         ["not in Slurm", ""], ["CANCELLED", ""], ["RUNNING", "40"], ["QUEUED", ""]
     ]  # fmt: skip
