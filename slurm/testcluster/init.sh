@@ -103,8 +103,12 @@ controller)
 standby) coordinate ;;
 node)
     for number in {0..7}; do [ -e "/dev/nvidia$number" ] || gpu "$number" 2>/dev/null; done
-    # As sites have a reboot do it: with what Slurm 24.11 keeps of a job that was lost, its next run can't start here.
-    [ "$confined" = 0 ] || { own_cgroups; rm -rf /var/spool/private/* /var/spool/slurmd/cred_state; }
+    if [ "$confined" != 0 ]; then
+        own_cgroups
+        # With what Slurm before 25.11 keeps of a lost job, its next run can't start (docs/operations/confinement.md).
+        version=$(slurmd -V) # slurm-wlm 24.11.5
+        [[ ${version##* } > 25.11 ]] || rm -rf /var/spool/private/* /var/spool/slurmd/cred_state
+    fi
     touch /var/log/muster-kmsg
     chmod 0644 /var/log/muster-kmsg # musterd believes no file that others can write
     mkdir -p $run/host/proc/sys/kernel/random # containers share their kernel, and its boot
