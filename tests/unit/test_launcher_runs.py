@@ -55,6 +55,12 @@ async def submit(folder: Path, store: Path, number: int = 1, more: str = "", **v
         kept.keep(number)
 
 
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """git and Python are asked here, and answer late on a busy machine."""
+    monkeypatch.setattr("muster.launcher.runs.origins.DEADLINE_S", 60.0)
+
+
 def git(folder: Path, *words: str) -> None:
     identity = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false")
     subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
@@ -217,7 +223,6 @@ async def test_slurm_has_no_word_on_a_run_of_another_cluster_with_the_same_home(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Job 1 trains on cluster a, job 2 waits there. Cluster b has a job 1 of its own, which failed, and no job 2."""
-    monkeypatch.setattr("muster.launcher.runs.origins.DEADLINE_S", 60.0)
     failed = json.dumps({"jobs": [{"job_id": 1, "job_state": ["FAILED"]}]})
     for name, text in (("squeue", f"echo '{failed}'"), ("scontrol", "echo AccountingStorageHost = d\necho $SHOWN")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -334,7 +339,10 @@ async def test_no_program_that_a_repository_names_is_executed(repository: Path, 
     assert not ran.exists()
 
 
-async def test_a_program_that_hangs_is_given_up(tmp_path: Path, repository: Path) -> None:
+async def test_a_program_that_hangs_is_given_up(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.launcher.runs.origins.DEADLINE_S", 5.0)
     slow = tmp_path / "python3"
     slow.write_text("#!/bin/sh\nexec sleep 1000\n")
     slow.chmod(0o755)
