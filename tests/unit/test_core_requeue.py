@@ -92,6 +92,19 @@ def test_at_the_next_requeue_only_those_are_excluded_that_are_bad_by_then() -> N
     assert len(excluded(world)) == 2
 
 
+def test_a_node_that_is_repaired_before_the_requeue_is_not_excluded() -> None:
+    """Otherwise a job that needs all nodes would wait for the end of an exclusion."""
+    world = training(nodes=2, spares=1)
+    world.crash("n2")
+    steps(world, 2)
+    world.repair("n2")
+    world.run_until(lambda: world.core.state.node("n2").health is NodeHealth.FIT)
+    world.crash("n0")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.run_for(5)
+    assert excluded(world) == ("n0",)
+
+
 def test_nodes_that_the_user_excluded_stay_excluded() -> None:
     assert updated_exclusions(("n9",), ["n1"], []) == ("n9", "n1")
     assert updated_exclusions(("n9", "n1"), [], ["n1"]) == ("n9",)

@@ -122,9 +122,14 @@ def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = (), *, giv
 
 def _nodes_to_exclude(gang_turn: GangTurn) -> set[str]:
     """Nodes of this run of the job on which the next run may not start. A node in service that left the job, because
-    its owner gave it back, is none of them; nor is one of the shared pool that gave way to another node."""
+    its owner gave it back, is none of them; nor is one that was repaired since, or one of the shared pool that gave way
+    to another node."""
     gang, unfit = gang_turn.gang, gang_turn.turn.index.out_of_service
-    removed = [member for member in gang.roster.members.values() if member.removed and not member.gave_way]
+    removed = [
+        member
+        for member in gang.roster.members.values()
+        if member.removed and not member.gave_way and not _is_repaired(gang_turn.turn, member.node, member.removed_at)
+    ]
     left = {member.node for member in removed}
     if 2 * len(left - unfit) > len(gang.roster.members):
         left &= unfit  # most agents left nodes without a known fault: the nodes share the cause
@@ -209,9 +214,14 @@ def _exclusion_is_over(gang_turn: GangTurn, node: str) -> bool:
     """At once on a repaired node, after EXCLUSION_S on a node that never was out of service."""
     if node in gang_turn.turn.index.out_of_service:
         return False
-    known = gang_turn.turn.state.node(node)
-    repaired = known.health is NodeHealth.FIT and known.judged_at > _excluded_at(gang_turn.gang, node)
+    repaired = _is_repaired(gang_turn.turn, node, _excluded_at(gang_turn.gang, node))
     return repaired or gang_turn.now >= exclusion_end(gang_turn.gang, node)
+
+
+def _is_repaired(turn: Turn, node: str, since: float) -> bool:
+    """It was out of service, and is FIT again since after `since` (seconds)."""
+    known = turn.state.node(node)
+    return known.health is NodeHealth.FIT and known.judged_at > since
 
 
 def _excluded_at(gang: Gang, node: str) -> float:
