@@ -44,10 +44,12 @@ _PACKAGES = (
 async def origins(command: Sequence[str], work_dir: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """What is known of the code of `command`, its repository and its packages, and of the cluster. Never raises, never
     takes longer than DEADLINE_S."""
-    repository, packages, cluster = await asyncio.gather(
-        _within(_repository(script_folder(command, work_dir))), _within(_packages(command, environ)), cluster_name()
-    )
-    return {"repository": repository, "interpreter": packages, "cluster": cluster}
+    folder = script_folder(command, work_dir)
+    async with asyncio.TaskGroup() as questions:  # a gather that is cancelled would not wait for all of them
+        repository = questions.create_task(_within(_repository(folder)))
+        packages = questions.create_task(_within(_packages(command, environ)))
+        cluster = questions.create_task(cluster_name())
+    return {"repository": repository.result(), "interpreter": packages.result(), "cluster": cluster.result()}
 
 
 async def cluster_name() -> str:
