@@ -117,6 +117,8 @@ async def test_a_call_behind_a_hanging_call_keeps_its_own_deadline(worker: Worke
         await names(worker, "n2", timeout_s=0.2)
     assert not hanging.done()
     hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):  # the worker has ended
+        await hanging
 
 
 async def test_a_cancelled_call_leaves_no_answer_for_the_next(worker: WorkerProcess) -> None:
