@@ -45,8 +45,9 @@ from muster.daemon.transport.tls import Trust
 if TYPE_CHECKING:
     from muster.daemon.transport.credential_check import CredentialCheck, MoreCalls, RefuseCaller, ShareOf
 
-CONNECT_TIMEOUT_S = 2.0
-"""Seconds that each of several coordinators has to answer a connection."""
+CONNECT_TIMEOUT_S = 5.0
+"""Seconds that a coordinator, or the first of several, has to answer a connection. On a login node with twenty times
+more work than CPUs an answer took more than 2 s."""
 RECONNECT_TIMEOUT_S = 20.0
 """The same for agents and node daemons. After a restart thousands of them connect at once, and a coordinator needs a
 millisecond for each. Whoever gives up early and connects again adds to that work: with 1 s and 3,000 nodes, most of it
