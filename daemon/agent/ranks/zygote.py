@@ -36,16 +36,18 @@ _END_TIMEOUT_S = 5.0
 
 # `python FLAGS -c COMMAND ROOT FD PARENT`. ROOT holds the package `muster`, because the user's interpreter may not have
 # it. Only `muster` comes from ROOT: no other package of the agent's environment may come before, or beside, the user's
-# packages.
+# packages. If the interpreter has `muster`, it may be another version: what is called here takes the same arguments in
+# all of them. Importing it changes the environment for Muster's own gRPC, which is taken back.
 COMMAND = """\
 import os, sys
 if sys.version_info < (3, 9):
     sys.exit(83)
 path, environ = list(sys.path), dict(os.environ)
 sys.path.append(sys.argv[1])
-from muster.daemon.agent.ranks import zygote
+from muster.daemon.agent.ranks import rank_main, zygote
 sys.path[:] = path[0 if getattr(sys.flags, "safe_path", sys.flags.isolated) else 1:]
-zygote.main(sys.argv[2:], environ)
+rank_main.replace_environment(environ)
+zygote.main(sys.argv[2:])
 """
 
 EXIT_TOO_OLD = 83
@@ -248,14 +250,14 @@ class ZygoteServer:
         os.close(self._wake_writer)
 
 
-def main(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Entry point. Arguments: FD of the socket, PARENT's pid. `environment`: without what an import has changed, as
-    `muster` does for its own gRPC."""
+def main(arguments: Sequence[str]) -> None:
+    """Entry point. Arguments: FD of the socket, PARENT's pid. The ranks get the environment of this moment."""
     fd, parent = int(arguments[0]), int(arguments[1])
     process_tree.die_with_parent(parent)
     process_tree.adopt_orphans()
     process_tree.set_process_name("muster-warm")
     _ignore_signals()
+    environment: Mapping[str, str] = dict(os.environ)  # an import may change it
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     received = packets.receive(sock)

@@ -163,10 +163,11 @@ def _become_zygote(
         faulthandler.enable()
     _keep_only(link)
     _open_streams()
-    from muster.daemon.agent.ranks import zygote
+    from muster.daemon.agent.ranks import rank_main, zygote
 
     sys.path[:] = start.path
-    zygote.main([str(link), str(os.getppid())], environment)
+    rank_main.replace_environment(environment)
+    zygote.main([str(link), str(os.getppid())])
     raise SystemExit(0)
 
 
