@@ -194,10 +194,7 @@ def test_a_standby_pair_is_upgraded_one_host_after_the_other(suite: str) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("agent", "library"), [(OWN, OLD), (OLD, OWN)])
-def test_the_library_in_the_users_environment_has_another_version(versions: Cluster, agent: str, library: str) -> None:
+def test_the_library_in_the_users_environment_is_of_the_earlier_version(versions: Cluster) -> None:
     upgrade_all(versions, OWN)
-    replace(versions, agent, *versions.nodes)
-    wait_all_attached(versions)
-    with trains(versions, f"library-{library}", f'env.PYTHONPATH = "{package_folder(library)}"') as training:
+    with trains(versions, "library", f'env.PYTHONPATH = "{package_folder(OLD)}"') as training:
         starts_anew_after_a_killed_rank(training)
