@@ -30,7 +30,7 @@ from muster.v1.api_pb2 import GangView
 JOB = """
 name = "tiny"
 nodes = 2
-command = ["{python}", "train.py", "--api-key", "abc", "--lr=1"]
+command = ["{python}", "train.py", "--api-key", "k3y", "--lr=1"]
 run_dir = "{folder}/run"
 work_dir = "{folder}"
 [env]
@@ -91,7 +91,7 @@ async def test_a_run_is_kept_with_its_code_and_without_its_secrets(
     await submit(repository, tmp_path / "runs", HF_TOKEN="t0p", DATABASE="https://me:pw@host/x", HOME="/h")
     shown = await muster_runs(tmp_path / "runs", capsys, "show", "tiny", "--json")
     found = json.loads(shown)
-    for secret in ("t0p", "me:pw", "xyz", "abc"):
+    for secret in ("t0p", "me:pw", "xyz", "k3y"):
         assert secret not in shown
     assert found["environment"] == {
         "DATABASE": secrets.LEFT_OUT, "HF_TOKEN": secrets.LEFT_OUT, "HOME": "/h",
