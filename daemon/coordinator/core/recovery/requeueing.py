@@ -219,7 +219,7 @@ def _exclusion_is_over(gang_turn: GangTurn, node: str) -> bool:
 
 
 def _is_repaired(turn: Turn, node: str, since: float) -> bool:
-    """It was out of service, and is FIT again since after `since` (seconds)."""
+    """It was out of service, and was judged FIT after `since` (seconds)."""
     known = turn.state.node(node)
     return known.health is NodeHealth.FIT and known.judged_at > since
 
